@@ -1,0 +1,41 @@
+// Where work runs: one device, its order of execution, and the scratch memory its ops share. Opened at start-up, moved, never
+// copied; used by one thread (a worker's engine thread). The CPU's stream owns the compute threads and runs each op to its end.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+namespace millrace {
+
+enum class Device : uint8_t { kCpu, kCuda };
+
+class Stream {
+ public:
+  // num_threads compute threads, the caller's included; >= 1.
+  static Stream OpenCpu(int num_threads);
+
+  Stream(Stream&&) noexcept;
+  Stream& operator=(Stream&&) noexcept;
+  ~Stream();
+
+  Device device() const;
+  int num_threads() const;
+
+  // Grows the scratch memory shared by the ops on this stream. Start-up only; ops check that it suffices and never grow it.
+  void ReserveWorkspace(size_t bytes);
+  std::byte* workspace() const;
+  size_t workspace_bytes() const;
+
+  // Returns when all work given to the stream has ended.
+  void Synchronize();
+
+  struct State;  // the device's own: kernels/cpu or kernels/cuda
+  State& state() const { return *state_; }
+
+ private:
+  explicit Stream(std::unique_ptr<State> state);
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace millrace

@@ -1,0 +1,44 @@
+// What one step computes, and what comes out of it: the boundary between the engine (which decides what is in a step) and the
+// model (which computes it). Host memory, reused from step to step; used by the engine thread.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "kernels/ops.h"
+
+namespace millrace {
+
+// A ragged batch of S sequences over T rows, with R of the rows leading to logits.
+struct StepInput {
+  std::vector<int32_t> tokens;       // [T] token ids
+  std::vector<int32_t> positions;    // [T] position of each in its sequence
+  std::vector<int32_t> kv_slots;     // [T] where its k and v go: block * kBlockTokens + offset
+  std::vector<int32_t> query_start;  // [S + 1]
+  std::vector<int32_t> context_len;  // [S] tokens in the cache once this step's are in it
+  std::vector<int32_t> block_table;  // [S, block_table_width]
+  int64_t block_table_width = 0;
+
+  std::vector<int32_t> logit_rows;  // [R] rows of T
+  // [R] How to sample the row; or, where target >= 0, no sampling: only the log-probability of `target` (prompt logprobs).
+  std::vector<SamplingRow> sampling;
+  std::vector<int32_t> target;        // [R] -1: sample
+  std::vector<int32_t> num_logprobs;  // [R] -1: none wanted; otherwise the chosen token's and that many likeliest ones
+  std::vector<LogitBias> biases;      // ranges of it are named by the sampling rows
+
+  void Clear();
+  int64_t num_rows() const { return static_cast<int64_t>(tokens.size()); }
+};
+
+struct TokenLogProbs {
+  float chosen = 0;               // ln p of the chosen token, before any logits processing
+  std::vector<int32_t> top_tokens;  // best first
+  std::vector<float> top_values;
+};
+
+struct StepOutput {
+  std::vector<int32_t> tokens;          // [R] sampled token; -1: the logits were not finite; the target where one was given
+  std::vector<TokenLogProbs> logprobs;  // [R] filled where wanted
+};
+
+}  // namespace millrace
