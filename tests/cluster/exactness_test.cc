@@ -1,0 +1,192 @@
+// A token is a function of weights, prompt, sampling parameters, seed and position, and of nothing else. Bit for bit, through
+// the router's core and the worker's engine: tokens and log-probabilities of the same requests alone, in mixed batches with
+// arrivals, with other chunk sizes, with prefix hits, after preemption, as one of n choices, and after a worker was lost.
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "tests/cluster/in_process.h"
+#include "tests/fixtures.h"
+
+namespace millrace {
+namespace {
+
+constexpr int kNumSequences = 64;
+using Groups = std::vector<std::vector<SequenceSpec>>;
+
+uint64_t Seed() {
+  static const uint64_t seed = [] {
+    const char* given = std::getenv("MILLRACE_SEED");
+    const uint64_t value = given != nullptr ? std::strtoull(given, nullptr, 10) : std::random_device()();
+    std::printf("MILLRACE_SEED=%llu\n", static_cast<unsigned long long>(value));
+    return value;
+  }();
+  return seed;
+}
+
+class Exactness : public testing::TestWithParam<const char*> {
+ protected:
+  void SetUp() override {
+    model_ = Fixture(GetParam());
+    std::mt19937_64 random(Seed());
+    const auto config = ModelConfig::Load(model_);
+    ASSERT_TRUE(config.ok()) << config.status();
+    std::vector<int32_t> shared(200);
+    for (int32_t& token : shared) token = static_cast<int32_t>(random() % config->vocab_size);
+    for (int i = 0; i < kNumSequences; ++i) {
+      SequenceSpec spec;
+      if (i % 2 == 0) spec.prompt.assign(shared.begin(), shared.begin() + 32 + random() % 160);
+      for (uint64_t n = 1 + random() % 60; n > 0; --n) spec.prompt.push_back(static_cast<int32_t>(random() % config->vocab_size));
+      spec.max_tokens = static_cast<int32_t>(60 + random() % 80);
+      spec.sampling.set_temperature(i % 4 < 2 ? 0.0f : 0.8f);
+      spec.sampling.set_top_p(i % 8 == 3 ? 0.9f : 1.0f);
+      spec.sampling.set_repetition_penalty(i % 5 == 4 ? 1.1f : 1.0f);
+      spec.sampling.set_frequency_penalty(i % 7 == 6 ? 0.3f : 0.0f);
+      spec.sampling.set_seed(random());
+      if (i % 3 == 0) spec.sampling.set_logprobs(1);
+      specs_.push_back(spec);
+    }
+  }
+
+  // Each request alone on an empty worker, with no prefix to hit: the truth.
+  const std::vector<Output>& Truth() {
+    if (truth_.empty()) {
+      InProcessCluster cluster(model_);
+      cluster.AddWorker({});
+      for (size_t i = 0; i < specs_.size(); ++i) {
+        SequenceSpec spec = specs_[i];
+        spec.cache_salt = "alone " + std::to_string(i);
+        truth_.push_back(cluster.Run({{spec}}, 0)[0]);
+      }
+    }
+    return truth_;
+  }
+
+  Groups Singles(bool may_share) const {
+    Groups groups;
+    for (size_t i = 0; i < specs_.size(); ++i) {
+      groups.push_back({specs_[i]});
+      groups.back()[0].cache_salt = may_share ? "" : "apart " + std::to_string(i);
+    }
+    return groups;
+  }
+
+  void ExpectTruth(const std::vector<Output>& outputs) {
+    ASSERT_EQ(outputs.size(), Truth().size());
+    size_t tokens = 0, different = 0;
+    for (size_t i = 0; i < outputs.size(); ++i) {
+      ASSERT_TRUE(outputs[i].status.ok()) << outputs[i].status;
+      tokens += outputs[i].tokens.size();
+      different += outputs[i].tokens != truth_[i].tokens || outputs[i].logprobs != truth_[i].logprobs;
+      EXPECT_EQ(outputs[i].tokens, truth_[i].tokens) << "request " << i;
+      EXPECT_EQ(outputs[i].logprobs, truth_[i].logprobs) << "request " << i;
+    }
+    std::printf("%s: %zu tokens, %zu of %zu requests differ\n", testing::UnitTest::GetInstance()->current_test_info()->name(), tokens,
+                different, outputs.size());
+  }
+
+  static void ExpectEmpty(InProcessCluster& cluster, size_t worker) {
+    EXPECT_EQ(cluster.scheduler().counts().queued, 0);
+    EXPECT_EQ(cluster.scheduler().counts().running, 0);
+    const WorkerCounts counts = cluster.scheduler().worker_counts(cluster.worker_id(worker));
+    EXPECT_EQ(counts.used_slots, 0u);
+    EXPECT_EQ(counts.used_blocks, 0u);
+    EXPECT_EQ(counts.free_blocks + counts.cached_blocks + counts.quarantined_blocks, counts.blocks);
+  }
+
+  std::filesystem::path model_;
+  std::vector<SequenceSpec> specs_;
+
+ private:
+  std::vector<Output> truth_;
+};
+
+TEST_P(Exactness, HoldsInMixedBatchesWithArrivals) {
+  InProcessCluster cluster(model_);
+  cluster.AddWorker({});
+  ExpectTruth(cluster.Run(Singles(false), 3));
+  ExpectEmpty(cluster, 0);
+}
+
+TEST_P(Exactness, HoldsForEveryChunkSize) {
+  for (const WorkerShape& shape : {WorkerShape{1, 1}, WorkerShape{4, 7}, WorkerShape{16, 64}, WorkerShape{64, 512}}) {
+    SCOPED_TRACE(shape.max_rows);
+    InProcessCluster cluster(model_);
+    cluster.AddWorker(shape);
+    ExpectTruth(cluster.Run(Singles(false), 0));
+  }
+}
+
+TEST_P(Exactness, HoldsWithPrefixHits) {
+  InProcessCluster cluster(model_);
+  cluster.AddWorker({});
+  ExpectTruth(cluster.Run(Singles(true), 1));  // some hit blocks that are still being computed
+  ExpectTruth(cluster.Run(Singles(true), 1));  // all hit whatever the first round left
+  EXPECT_GT(cluster.scheduler().counts().cached_tokens, cluster.scheduler().counts().prompt_tokens / 3);
+  ExpectEmpty(cluster, 0);
+}
+
+TEST_P(Exactness, HoldsAfterPreemption) {
+  InProcessCluster cluster(model_);
+  WorkerShape shape;
+  shape.num_blocks = 60;
+  cluster.AddWorker(shape);
+  ExpectTruth(cluster.Run(Singles(true), 1));
+  EXPECT_GT(cluster.scheduler().counts().preemptions, 0u);
+  ExpectEmpty(cluster, 0);
+}
+
+TEST_P(Exactness, HoldsForEachOfNChoices) {
+  InProcessCluster cluster(model_);
+  cluster.AddWorker({});
+  constexpr int kChoices = 8;
+  Groups together, alone;
+  for (int i = 0; i < 8; ++i) {
+    std::vector<SequenceSpec> choices(kChoices, specs_[i]);
+    for (int k = 0; k < kChoices; ++k) {
+      choices[k].sampling.set_temperature(0.8f);
+      choices[k].sampling.set_seed(specs_[i].sampling.seed() + k);
+      alone.push_back({choices[k]});
+      alone.back()[0].cache_salt = "choice " + std::to_string(alone.size());
+    }
+    together.push_back(choices);
+  }
+  const std::vector<Output> shared = cluster.Run(std::move(together), 2);
+  for (size_t i = 0; i < alone.size(); ++i) {
+    const Output truth = cluster.Run({alone[i]}, 0)[0];
+    EXPECT_EQ(shared[i].tokens, truth.tokens) << "choice " << i;
+    if (i % kChoices > 0 && shared[i].report.prompt_tokens > kBlockTokens) EXPECT_GT(shared[i].report.cached_tokens, 0);
+  }
+}
+
+TEST_P(Exactness, HoldsWhenAWorkerIsLost) {
+  InProcessCluster cluster(model_);
+  cluster.AddWorker({});
+  cluster.AddWorker({});
+  bool lost = false;
+  const std::vector<Output> outputs = cluster.Run(Singles(true), 1, [&](int num_reports) {
+    if (num_reports < 70 || lost) return;
+    cluster.LoseWorker(0);
+    lost = true;
+  });
+  EXPECT_TRUE(lost);
+  ExpectTruth(outputs);
+  int moves = 0;
+  for (const Output& output : outputs) moves += output.report.moves;
+  EXPECT_GT(moves, 0);
+  ExpectEmpty(cluster, 1);
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, Exactness, testing::Values("qwen3-tiny-6x32", "llama-tiny-3x48", "qwen2-tiny-5x16"),
+                         [](const auto& info) {
+                           std::string name = info.param;
+                           for (char& c : name) c = c == '-' ? '_' : c;
+                           return name;
+                         });
+
+}  // namespace
+}  // namespace millrace

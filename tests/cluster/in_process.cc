@@ -1,0 +1,141 @@
+#include "tests/cluster/in_process.h"
+
+#include <algorithm>
+#include <map>
+
+#include "gtest/gtest.h"
+
+namespace millrace {
+
+class InProcessCluster::Sink final : public ReportSink {
+ public:
+  explicit Sink(Mailbox& mailbox) : mailbox_(mailbox) {}
+  void OnReport(worker::v1::StepReport report) override {
+    absl::MutexLock lock(&mailbox_.mutex);
+    mailbox_.reports.emplace_back(this, std::move(report));
+  }
+  void OnError(absl::Status status) override { ADD_FAILURE() << "the engine refused an edit: " << status; }
+
+ private:
+  Mailbox& mailbox_;
+};
+
+SchedulerOptions InProcessCluster::Options() {
+  SchedulerOptions options;
+  options.hash_key[0] = 0x243f6a8885a308d3;
+  options.hash_key[1] = 0x13198a2e03707344;
+  return options;
+}
+
+void InProcessCluster::AddWorker(const WorkerShape& shape) {
+  ModelRunnerOptions options;
+  options.model_dir = model_dir_;
+  options.kv_bytes = 1;  // replaced below, once the block's size is known
+  options.max_slots = shape.num_slots;
+  options.max_rows = shape.max_rows;
+  options.max_logit_rows = std::max(shape.num_slots, 64);
+  const auto config = ModelConfig::Load(model_dir_);
+  ASSERT_TRUE(config.ok()) << config.status();
+  options.kv_bytes = shape.num_blocks * 2 * config->num_layers * config->num_kv_heads * config->head_dim * kBlockTokens * int64_t{sizeof(float)};
+  auto runner = ModelRunner::Load(options, Stream::OpenCpu(2));
+  ASSERT_TRUE(runner.ok()) << runner.status();
+  ASSERT_EQ((*runner)->num_blocks(), shape.num_blocks);
+
+  worker::v1::Ready ready;
+  ready.set_worker_id("worker-" + std::to_string(workers_.size()));
+  ready.set_instance_id(std::to_string(workers_.size()));
+  ready.mutable_model()->set_name("test");
+  ready.mutable_model()->set_vocab_size(static_cast<uint32_t>(config->vocab_size));
+  const auto max_context = static_cast<uint32_t>(std::min(config->max_position, shape.num_blocks * kBlockTokens));
+  ready.mutable_model()->set_max_context(max_context);
+  ready.mutable_model()->set_fingerprint("test");
+  ready.set_num_blocks(static_cast<uint32_t>(shape.num_blocks));
+  ready.set_block_tokens(kBlockTokens);
+  ready.set_num_slots(static_cast<uint32_t>(shape.num_slots));
+  ready.set_step_target_us(static_cast<uint32_t>(shape.step_target_us));
+  worker::v1::StepCost& cost = *ready.mutable_step_cost();
+  cost.set_step_us(100);
+  cost.set_prefill_token_us(20);
+  cost.set_prefill_context_ns(10);
+  cost.set_row_us(20);
+  cost.set_context_ns(100);
+
+  EngineOptions engine;
+  engine.limits = {shape.num_slots, static_cast<int32_t>(shape.num_blocks), config->vocab_size, static_cast<int32_t>(max_context),
+                   shape.max_rows, options.max_logit_rows};
+  engine.step_cost = cost;
+  engine.step_target_us = shape.step_target_us;
+  Worker worker;
+  worker.engine = std::make_unique<Engine>(std::make_unique<RunnerModel>(*std::move(runner)), engine);
+  worker.sink = std::make_shared<Sink>(mailbox_);
+  worker.engine->Attach(worker.sink);
+  const auto id = scheduler_.AddWorker(ready, now_);
+  ASSERT_TRUE(id.ok()) << id.status();
+  worker.id = *id;
+  workers_.push_back(std::move(worker));
+}
+
+void InProcessCluster::LoseWorker(size_t index) {
+  Worker& worker = workers_[index];
+  worker.engine->Detach(worker.sink.get());
+  worker.sink = nullptr;
+  scheduler_.RemoveWorker(worker.id, now_);
+}
+
+void InProcessCluster::PostEdits() {
+  for (const WorkerId id : scheduler_.PendingWorkers()) {
+    const auto worker = std::ranges::find(workers_, id, &Worker::id);
+    ASSERT_NE(worker, workers_.end());
+    ASSERT_TRUE(worker->engine->Post(worker->sink.get(), scheduler_.TakeEdit(id)).ok());
+  }
+}
+
+std::vector<Output> InProcessCluster::Run(std::vector<std::vector<SequenceSpec>> groups, int reports_between,
+                                          const std::function<void(int)>& on_report) {
+  std::map<SequenceId, size_t> place;
+  std::vector<Output> outputs;
+  size_t next_group = 0, ended = 0;
+  const auto submit = [&] {
+    auto ids = scheduler_.Submit(std::move(groups[next_group++]), now_);
+    ASSERT_TRUE(ids.ok()) << ids.status();
+    for (const SequenceId id : *ids) {
+      place[id] = outputs.size();
+      outputs.emplace_back();
+    }
+  };
+  submit();
+  PostEdits();
+  for (int num_reports = 0; next_group < groups.size() || ended < outputs.size();) {
+    std::pair<const ReportSink*, worker::v1::StepReport> mail;
+    {
+      absl::MutexLock lock(&mailbox_.mutex);
+      mailbox_.mutex.Await(absl::Condition(&mailbox_, &Mailbox::HasReport));
+      mail = std::move(mailbox_.reports.front());
+      mailbox_.reports.pop_front();
+    }
+    const auto worker = std::ranges::find_if(workers_, [&](const Worker& w) { return w.sink.get() == mail.first; });
+    if (worker == workers_.end()) continue;  // of a lost worker
+    now_ += 1000;
+    const absl::Status applied = scheduler_.Apply(worker->id, mail.second, now_);
+    if (!applied.ok()) {
+      ADD_FAILURE() << "the core refused a report: " << applied;
+      return outputs;
+    }
+    ++num_reports;
+    if (next_group < groups.size() && num_reports >= static_cast<int>(next_group) * reports_between) submit();
+    if (on_report) on_report(num_reports);
+    for (SequenceEvent& event : scheduler_.TakeEvents()) {
+      Output& output = outputs[place.at(event.sequence)];
+      output.tokens.insert(output.tokens.end(), event.token_ids.begin(), event.token_ids.end());
+      for (const auto& logprobs : event.logprobs) output.logprobs.push_back(logprobs.logprob());
+      if (!event.finished) continue;
+      output.status = event.status;
+      output.report = scheduler_.Report(event.sequence);
+      ++ended;
+    }
+    PostEdits();
+  }
+  return outputs;
+}
+
+}  // namespace millrace

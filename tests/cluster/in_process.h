@@ -1,0 +1,71 @@
+// The router's core and workers' engines in one process, without gRPC: what the wire carries is handed over directly. The test's
+// thread plays the router; each engine has its own. Virtual time: a millisecond per report.
+#pragma once
+
+#include <deque>
+#include <filesystem>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "absl/synchronization/mutex.h"
+#include "router/schedule/scheduler.h"
+#include "worker/engine/engine.h"
+#include "worker/model/model_runner.h"
+
+namespace millrace {
+
+struct WorkerShape {
+  int num_slots = 64;
+  int max_rows = 512;
+  int64_t num_blocks = 4096;
+  double step_target_us = 45'000;
+};
+
+struct Output {
+  std::vector<int32_t> tokens;
+  std::vector<float> logprobs;
+  absl::Status status;
+  SequenceReport report;
+};
+
+class InProcessCluster {
+ public:
+  explicit InProcessCluster(const std::filesystem::path& model_dir) : model_dir_(model_dir), scheduler_(Options()) {}
+
+  void AddWorker(const WorkerShape& shape);
+  // As if its stream broke: its engine's slots are released, later reports are dropped.
+  void LoseWorker(size_t index);
+
+  // Submits spec groups one by one, the next after `reports_between` more reports, and plays until all have ended.
+  // `on_report`, if given, is called with the number of reports so far.
+  std::vector<Output> Run(std::vector<std::vector<SequenceSpec>> groups, int reports_between,
+                          const std::function<void(int)>& on_report = nullptr);
+
+  Scheduler& scheduler() { return scheduler_; }
+  WorkerId worker_id(size_t index) const { return workers_[index].id; }
+
+ private:
+  struct Mailbox {
+    absl::Mutex mutex;
+    std::deque<std::pair<const ReportSink*, worker::v1::StepReport>> reports ABSL_GUARDED_BY(mutex);
+    bool HasReport() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) { return !reports.empty(); }
+  };
+  class Sink;
+  struct Worker {
+    WorkerId id = 0;
+    std::unique_ptr<Engine> engine;
+    std::shared_ptr<ReportSink> sink;  // null: lost
+  };
+
+  static SchedulerOptions Options();
+  void PostEdits();
+
+  std::filesystem::path model_dir_;
+  Scheduler scheduler_;
+  Mailbox mailbox_;
+  std::vector<Worker> workers_;  // after the mailbox: their threads write to it
+  Time now_ = 0;
+};
+
+}  // namespace millrace
