@@ -164,9 +164,9 @@ def import_model(what, target):
         if found == source:
             return f"{target} is already complete (made from {found})"
         if found is not None:
-            raise ImportFailure(f"{target} holds a model made from {found}, not from {source}; remove it or choose another")
+            raise ImportFailure(f"{target} holds a model made from {found}, not from {source}; remove it first")
         if not target.is_dir() or any(target.iterdir()):
-            raise ImportFailure(f"{target} exists and is no complete model; remove it or choose another")
+            raise ImportFailure(f"{target} exists and is no complete model; remove it first")
     if not demo and not Path(what).is_file():
         raise ImportFailure(f"{what!r} is neither {PACKAGE!r} nor a file")
     try:

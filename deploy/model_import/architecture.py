@@ -37,9 +37,9 @@ class Architecture:
         self.name = gguf.metadata.get("general.architecture")
         if not isinstance(self.name, str) or self.name not in _CLASSES:
             raise ImportFailure(f"architecture {repr(self.name)}, known are {', '.join(sorted(_CLASSES))}")
-        for key in ("expert_count", "attention.sliding_window"):
-            if gguf.metadata.get(f"{self.name}.{key}"):
-                raise ImportFailure(f"{self.name}.{key} is {repr(gguf.metadata[f'{self.name}.{key}'])}, which is not supported")
+        for key in (f"{self.name}.expert_count", f"{self.name}.attention.sliding_window"):
+            if gguf.metadata.get(key):
+                raise ImportFailure(f"{key} is {repr(gguf.metadata[key])}, which cannot be imported")
         self.layers = self._size("block_count", limit=_MAX_LAYERS)
         self.context = self._size("context_length")
         self.hidden = self._size("embedding_length")
@@ -50,8 +50,8 @@ class Architecture:
         self.head_dim = self._size("attention.key_length", default=rope_dims)
         if self.heads % self.kv_heads or self.head_dim % 2 or rope_dims != self.head_dim:
             raise ImportFailure(
-                f"{self.heads} heads, {self.kv_heads} KV heads, head size {self.head_dim}, {rope_dims} rotated: KV heads "
-                "must divide heads, and the head size must be even and rotated as a whole"
+                f"{self.heads} heads, {self.kv_heads} KV heads, head size {self.head_dim}, {rope_dims} rotated: "
+                "KV heads must divide heads, and the head size must be even and rotated as a whole"
             )
         self.eps = self._positive("attention.layer_norm_rms_epsilon")
         self.theta = self._positive("rope.freq_base", default=10000.0)
@@ -140,7 +140,7 @@ class Architecture:
         return scaling
 
     def _llama3_scaling(self, factors):
-        """The file holds one divisor per frequency; the parameters that make them are Llama 3's or the file is refused."""
+        """The file holds one divisor per frequency: they are what Llama 3's parameters give, or refused."""
         inverse = self.theta ** (-np.arange(0, self.head_dim, 2) / self.head_dim)
         factor = float(factors.max())
         turns = _LLAMA3_ORIGINAL_CONTEXT * inverse / (2 * np.pi)

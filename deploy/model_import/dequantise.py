@@ -1,6 +1,6 @@
 """GGUF block formats to float32 and float32 to bfloat16, on numpy arrays of whole rows.
 
-A row is a sequence of blocks. `q` is an element's integer, `d` its block's scale, `m` its block's minimum; both are fp16.
+A row is a sequence of blocks; q is an element's integer, d its block's fp16 scale, m its block's fp16 minimum.
 """
 
 import numpy as np

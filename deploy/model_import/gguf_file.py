@@ -112,7 +112,7 @@ class GgufFile:
     def _read_tensor_table(self, cursor, num_tensors):
         alignment = self.metadata.get("general.alignment", 32)
         if not isinstance(alignment, int) or not 8 <= alignment <= _MAX_ALIGNMENT or alignment % 8:
-            raise ImportFailure(f"general.alignment is {repr(alignment)}, it must be a multiple of 8 up to {_MAX_ALIGNMENT}")
+            raise ImportFailure(f"general.alignment is {repr(alignment)}, expected a multiple of 8 to {_MAX_ALIGNMENT}")
         tensors = {}
         for _ in range(num_tensors):
             tensor = self._read_tensor(cursor)
@@ -144,7 +144,7 @@ class GgufFile:
             raise ImportFailure(f"tensor {name!r} has element type {type_id}, known are {known}")
         type_name, elements, _, _ = FORMATS[type_id]
         if min(shape) == 0 or shape[-1] % elements:
-            raise ImportFailure(f"tensor {name!r} has shape {list(shape)}; rows of {type_name} are multiples of {elements}")
+            raise ImportFailure(f"{name!r} has shape {list(shape)}, {type_name} rows are multiples of {elements}")
         return Tensor(name, type_id, shape, offset)
 
     def rows(self, tensor):

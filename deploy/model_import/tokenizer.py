@@ -36,7 +36,7 @@ _GPT2 = _byte_level(False, True, True)
 _DIGITS = {"type": "Digits", "individual_digits": True}
 _PLAIN = _byte_level(False, False, False)
 
-# `tokenizer.ggml.pre`: normalizer, pre_tokenizer, post_processor, decoder, ignore_merges, adds BOS unless the file says.
+# `tokenizer.ggml.pre`: normalizer, pre_tokenizer, post_processor, decoder, ignore_merges, adds BOS by default.
 _PIPELINES = {
     "gpt-2": (None, _GPT2, None, _byte_level(True, True, True), False, False),
     "smollm": (

@@ -25,7 +25,8 @@ from model_import.errors import ImportFailure  # noqa: E402
 
 
 def run_script(*arguments):
-    return subprocess.run([sys.executable, str(SCRIPT), *map(str, arguments)], capture_output=True, text=True, check=False)
+    command = [sys.executable, str(SCRIPT), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 def load_weights(path):
@@ -216,8 +217,8 @@ class SmallModels(unittest.TestCase):
         metadata, tensors = small_model()
         metadata["llama.rope.freq_base"] = 500000.0
         wavelengths = 2 * np.pi * 500000.0 ** (np.arange(0, 8, 2) / 8)
-        smooth = [(8192 / w - 1) / 3 for w in wavelengths]
-        factors = [1.0 if w < 2048 else 32.0 if w > 8192 else 1 / ((1 - s) / 32 + s) for w, s in zip(wavelengths, smooth)]
+        smooth = [min(max((8192 / w - 1) / 3, 0), 1) for w in wavelengths]
+        factors = [1 / ((1 - s) / 32 + s) for s in smooth]
         tensors["rope_freqs.weight"] = np.array(factors, np.float32)
         import_model.import_model(str(self.write(gguf_bytes(metadata, tensors))), self.folder / "m")
         scaling = json.loads((self.folder / "m" / "config.json").read_text())["rope_scaling"]
