@@ -1,0 +1,84 @@
+// The one product that Linear and PagedAttention share: M rows of x against G panels of 16 columns, each output one chain of
+// fused multiply-adds in ascending order. Registers: M * G accumulators, so that weights are read once for M rows.
+#pragma once
+
+#include <type_traits>
+
+#include "kernels/cpu/lanes.h"
+
+namespace millrace::cpu::MILLRACE_ISA {
+
+#if defined(__AVX512F__)
+inline constexpr int kTileRows = 12;
+#else
+inline constexpr int kTileRows = 6;
+#endif
+
+// Panels read side by side by M rows: eight chains or more keep the multipliers busy.
+constexpr int PanelsAtOnce(int m) {
+  constexpr int kRegisters = kTileRows == 12 ? 24 : 6;  // accumulators that fit, in units of 16 floats
+  const int fit = kRegisters / m;
+  const int most = kTileRows == 12 ? 8 : 4;
+  return fit < 1 ? 1 : fit > most ? most : fit;
+}
+
+// Element (c, lane) of panel p is w[p * panel_stride + c * row_stride + lane].
+template <class W>
+struct Panels {
+  const W* w;
+  int64_t panel_stride;
+  int64_t row_stride;
+};
+
+// store(m, p, init(m, p) + sum over c < depth of x[m * x_stride + c] * w[p][c]) for m < M, p in [p, p + G)
+template <int M, int G, class W, class Init, class Store>
+MILLRACE_LANES void Tile(const float* x, int64_t x_stride, Panels<W> panels, int64_t depth, int64_t p, const Init& init,
+                         const Store& store) {
+  F16 acc[M][G];
+  MILLRACE_UNROLL
+  for (int m = 0; m < M; ++m) {
+    MILLRACE_UNROLL
+    for (int g = 0; g < G; ++g) acc[m][g] = init(m, p + g);
+  }
+  const W* w = panels.w + p * panels.panel_stride;
+  for (int64_t c = 0; c < depth; ++c, w += panels.row_stride) {
+    F16 lanes[G];
+    MILLRACE_UNROLL
+    for (int g = 0; g < G; ++g) lanes[g] = Load(w + g * panels.panel_stride);
+    MILLRACE_UNROLL
+    for (int m = 0; m < M; ++m) {
+      const F16 xm = Broadcast(x[m * x_stride + c]);
+      MILLRACE_UNROLL
+      for (int g = 0; g < G; ++g) acc[m][g] = Fma(xm, lanes[g], acc[m][g]);
+    }
+  }
+  MILLRACE_UNROLL
+  for (int m = 0; m < M; ++m) {
+    MILLRACE_UNROLL
+    for (int g = 0; g < G; ++g) store(m, p + g, acc[m][g]);
+  }
+}
+
+template <int M, class W, class Init, class Store>
+void TilePanels(const float* x, int64_t x_stride, Panels<W> panels, int64_t depth, int64_t begin, int64_t end, const Init& init,
+                const Store& store) {
+  constexpr int kAtOnce = PanelsAtOnce(M);
+  int64_t p = begin;
+  for (; p + kAtOnce <= end; p += kAtOnce) Tile<M, kAtOnce>(x, x_stride, panels, depth, p, init, store);
+  if constexpr (kAtOnce > 1) {
+    for (; p < end; ++p) Tile<M, 1>(x, x_stride, panels, depth, p, init, store);
+  }
+}
+
+// TilePanels with M = rows, 1 <= rows <= kTileRows.
+template <int M = kTileRows, class W, class Init, class Store>
+void MultiplyRows(int rows, const float* x, int64_t x_stride, Panels<W> panels, int64_t depth, int64_t begin, int64_t end,
+                  const Init& init, const Store& store) {
+  if (rows == M) {
+    TilePanels<M>(x, x_stride, panels, depth, begin, end, init, store);
+  } else if constexpr (M > 1) {
+    MultiplyRows<M - 1>(rows, x, x_stride, panels, depth, begin, end, init, store);
+  }
+}
+
+}  // namespace millrace::cpu::MILLRACE_ISA

@@ -1,0 +1,33 @@
+#include "kernels/stream.h"
+
+#include <utility>
+
+#include "kernels/check.h"
+#include "kernels/cpu/state.h"
+#include "kernels/stream_state.h"
+
+namespace millrace {
+
+Stream Stream::OpenCpu(int num_threads) {
+  MILLRACE_CHECK(num_threads >= 1, "a stream has at least the caller's thread", num_threads);
+  return Stream(std::make_unique<cpu::State>(num_threads));
+}
+
+Stream::Stream(std::unique_ptr<State> state) : state_(std::move(state)) {}
+Stream::Stream(Stream&&) noexcept = default;
+Stream& Stream::operator=(Stream&&) noexcept = default;
+Stream::~Stream() = default;
+
+Device Stream::device() const { return state_->device; }
+int Stream::num_threads() const { return state_->num_threads(); }
+std::byte* Stream::workspace() const { return state_->workspace.data(); }
+size_t Stream::workspace_bytes() const { return state_->workspace.bytes(); }
+void Stream::Synchronize() { state_->Synchronize(); }
+
+void Stream::ReserveWorkspace(size_t bytes) {
+  if (bytes <= workspace_bytes()) return;
+  state_->workspace = DeviceBuffer(bytes, *this);
+  MILLRACE_CHECK(workspace() != nullptr, "the workspace fits in memory", static_cast<long long>(bytes));
+}
+
+}  // namespace millrace
