@@ -14,7 +14,6 @@ class TokenBytes {
   TokenBytes() = default;
   explicit TokenBytes(const std::vector<std::string>& by_id) {
     offsets_.reserve(by_id.size() + 1);
-    offsets_.push_back(0);
     for (const std::string& bytes : by_id) {
       buffer_ += bytes;
       offsets_.push_back(buffer_.size());
