@@ -79,11 +79,16 @@ TEST_P(GoldenTokenizer, KnowsTheBytesOfTokens) {
   const auto golden = ReadJson(dir_ / "tokens.json");
   int checked = 0;
   for (const auto& row : golden["cases"]) {
+    if (row["bytes"].is_null()) {
+      EXPECT_EQ(tokenizer_->TokenId(row["text"].get<std::string>()), row["id"].get<int32_t>());
+      EXPECT_EQ(tokenizer_->IsSpecial(row["id"]), row["special"].get<bool>());
+      continue;
+    }
     std::string bytes;
     const std::string hex = row["bytes"];
     for (size_t i = 0; i < hex.size(); i += 2) bytes.push_back(static_cast<char>(std::stoi(hex.substr(i, 2), nullptr, 16)));
     EXPECT_EQ(tokenizer_->TokenBytes(row["id"]), bytes) << row["id"];
-    EXPECT_EQ(tokenizer_->IsSpecial(row["id"]), row["special"] == true) << row["id"];
+    EXPECT_FALSE(tokenizer_->IsSpecial(row["id"])) << row["id"];
     ++checked;
   }
   EXPECT_GT(checked, 50);
