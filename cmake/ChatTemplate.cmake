@@ -42,7 +42,7 @@ add_library(millrace_jinja STATIC
   ${PROJECT_SOURCE_DIR}/router/text/python_float.cc)
 target_include_directories(millrace_jinja SYSTEM PRIVATE ${jinja_common} ${jinja_dir}/stub)
 target_include_directories(millrace_jinja PRIVATE ${PROJECT_SOURCE_DIR})
-# For the one source file of ours that includes the engine; its headers must be compiled alike on both sides.
+# For the two source files of ours that include the engine; its headers must be compiled alike on both sides.
 set(millrace_jinja_flags -isystem ${jinja_common} -isystem ${jinja_dir}/stub -DNDEBUG)
 target_compile_definitions(millrace_jinja PRIVATE NDEBUG)
 target_compile_options(millrace_jinja PRIVATE -w)

@@ -79,9 +79,7 @@ substitute("value.cpp",
             '        MILLRACE_JINJA_STRING_METHODS\n        {"default", default_value},\n        {"upper"', 1),
            ('        {"default", default_value},\n        {"list", [](',
             '        {"join", millrace::Join},\n        {"default", default_value},\n        {"list", [](', 1),
-           ("std::sort(", "std::stable_sort(", 2),
-           ("obj->insert(it.key(), from_json(it.value(), mark_input));",
-            "obj->insert(from_json(common_json(it.key()), mark_input), from_json(it.value(), mark_input));", 1))
+           ("std::sort(", "std::stable_sort(", 2))
 # Recursion of the parser.
 edit("parser.cpp",
      ("    statement_ptr parse_any() {", "", GUARD),

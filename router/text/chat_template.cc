@@ -1,9 +1,6 @@
 #include "router/text/chat_template.h"
 
-#include <json.h>  // the engine's, not router/text/json.h
-
 #include <exception>
-#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -13,7 +10,7 @@
 #include "router/text/file.h"
 #include "router/text/jinja_budget.h"
 #include "router/text/jinja_builtins.h"
-#include "router/text/json.h"
+#include "router/text/jinja_json.h"
 #include "router/text/tokenizer_config.h"
 #include "router/text/utf8.h"
 
@@ -57,40 +54,29 @@ absl::Status CheckBlocks(const std::vector<jinja::token>& tokens) {
   return absl::OkStatus();
 }
 
-// The messages without members that are null.
-absl::StatusOr<std::string> CleanMessages(const std::string& text) {
-  absl::StatusOr<nlohmann::ordered_json> messages = ParseOrderedJson(text, "messages");
+absl::Status SetVariables(const ChatTemplate::Input& input, jinja::context& context) {
+  if (!input.kwargs_json.empty()) {
+    const absl::StatusOr<jinja::value> kwargs = JinjaFromJson(input.kwargs_json, "template arguments", false);
+    if (!kwargs.ok()) return kwargs.status();
+    if (!jinja::is_val<jinja::value_object>(*kwargs)) return absl::InvalidArgumentError("template arguments: not an object");
+    for (const auto& [name, argument] : (*kwargs)->as_ordered_object()) context.set_val(name, argument);
+  }
+  const absl::StatusOr<jinja::value> messages = JinjaFromJson(input.messages_json, "messages", /*drop_null_members=*/true);
   if (!messages.ok()) return messages.status();
-  if (!messages->is_array()) return absl::InvalidArgumentError("messages: not an array");
-  for (nlohmann::ordered_json& message : *messages) {
-    if (!message.is_object()) return absl::InvalidArgumentError("messages: an element is not an object");
-    for (auto member = message.begin(); member != message.end();) {
-      if (member->is_null()) {
-        member = message.erase(member);
-      } else {
-        ++member;
-      }
-    }
+  if (!jinja::is_val<jinja::value_array>(*messages)) return absl::InvalidArgumentError("messages: not an array");
+  for (const jinja::value& message : (*messages)->as_array()) {
+    if (jinja::is_val<jinja::value_object>(message)) continue;
+    return absl::InvalidArgumentError("messages: an element is not an object");
   }
-  return messages->dump();
-}
-
-// `text` as it came, "" for nothing or null.
-absl::StatusOr<std::string> CheckedJson(const std::string& text, const std::string& what, bool wants_array) {
-  if (text.empty()) return text;
-  const absl::StatusOr<nlohmann::ordered_json> json = ParseOrderedJson(text, what);
-  if (!json.ok()) return json.status();
-  if (json->is_null()) return std::string();
-  if (wants_array ? !json->is_array() : !json->is_object()) {
-    return absl::InvalidArgumentError(absl::StrCat(what, ": not an ", wants_array ? "array" : "object"));
+  context.set_val("messages", *messages);
+  const absl::StatusOr<jinja::value> tools = JinjaFromJson(input.tools_json.empty() ? "null" : input.tools_json, "tools", false);
+  if (!tools.ok()) return tools.status();
+  if (!(*tools)->is_none() && !jinja::is_val<jinja::value_array>(*tools)) {
+    return absl::InvalidArgumentError("tools: not an array");
   }
-  return text;
-}
-
-void SetFromJson(jinja::context& context, const std::string& name, const std::string& json) {
-  common_json variables = common_json::object();
-  variables[name] = common_json::parse(json);
-  jinja::global_from_json(context, variables, /*mark_input=*/true);
+  context.set_val("tools", *tools);
+  context.set_val("add_generation_prompt", jinja::mk_val<jinja::value_bool>(input.add_generation_prompt));
+  return absl::OkStatus();
 }
 
 absl::StatusOr<std::vector<Tokenizer::Piece>> ToPieces(const jinja::value_string& text) {
@@ -146,22 +132,13 @@ absl::StatusOr<std::unique_ptr<ChatTemplate>> ChatTemplate::FromSource(std::stri
 }
 
 absl::StatusOr<std::vector<Tokenizer::Piece>> ChatTemplate::Render(const Input& input) const {
-  const absl::StatusOr<std::string> messages = CleanMessages(input.messages_json);
-  if (!messages.ok()) return messages.status();
-  const absl::StatusOr<std::string> tools = CheckedJson(input.tools_json, "tools", /*wants_array=*/true);
-  if (!tools.ok()) return tools.status();
-  const absl::StatusOr<std::string> kwargs = CheckedJson(input.kwargs_json, "template arguments", /*wants_array=*/false);
-  if (!kwargs.ok()) return kwargs.status();
-
   absl::StatusOr<std::vector<Tokenizer::Piece>> pieces = std::vector<Tokenizer::Piece>();
   const absl::Status status = RunEngine([&] {
     jinja::context context;
-    if (!kwargs->empty()) jinja::global_from_json(context, common_json::parse(*kwargs), /*mark_input=*/true);
-    SetFromJson(context, "messages", *messages);
-    SetFromJson(context, "tools", tools->empty() ? "null" : *tools);
+    const absl::Status variables = SetVariables(input, context);
+    if (!variables.ok()) return variables;
     context.set_val("bos_token", jinja::mk_val<jinja::value_string>(bos_));
     context.set_val("eos_token", jinja::mk_val<jinja::value_string>(eos_));
-    context.set_val("add_generation_prompt", jinja::mk_val<jinja::value_bool>(input.add_generation_prompt));
     jinja::runtime runtime(context);
     pieces = ToPieces(jinja::runtime::gather_string_parts(runtime.execute(program_->tree)));
     return absl::OkStatus();

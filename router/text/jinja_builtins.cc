@@ -202,7 +202,7 @@ void WriteJson(const value& node, const JsonStyle& style, int level, std::string
   if (is_val<value_bool>(node)) {
     out += node->as_bool() ? "true" : "false";
   } else if (is_val<value_int>(node)) {
-    out += std::to_string(node->as_int());
+    out += node->as_string().str();
   } else if (is_val<value_float>(node)) {
     out += PythonFloat(node->as_float());
   } else if (is_val<value_string>(node)) {

@@ -40,8 +40,9 @@ Shape Measure(std::string_view text) {
   return shape;
 }
 
-template <typename Json>
-absl::StatusOr<Json> Parse(std::string_view text, const std::string& what, size_t max_members) {
+}  // namespace
+
+absl::Status CheckJsonShape(std::string_view text, const std::string& what, size_t max_members) {
   const Shape shape = Measure(text);
   if (shape.depth > kMaxJsonDepth) {
     return absl::InvalidArgumentError(absl::StrCat(what, ": JSON nested deeper than ", kMaxJsonDepth));
@@ -50,21 +51,17 @@ absl::StatusOr<Json> Parse(std::string_view text, const std::string& what, size_
     return absl::InvalidArgumentError(
         absl::StrCat(what, ": JSON object with ", shape.most_members, " members, limit ", max_members));
   }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<nlohmann::json> ParseJson(std::string_view text, const std::string& what) {
+  const absl::Status shape = CheckJsonShape(text, what, std::numeric_limits<size_t>::max());
+  if (!shape.ok()) return shape;
   try {
-    return Json::parse(text);
+    return nlohmann::json::parse(text);
   } catch (const std::exception& error) {
     return absl::InvalidArgumentError(absl::StrCat(what, ": not JSON: ", error.what()));
   }
-}
-
-}  // namespace
-
-absl::StatusOr<nlohmann::json> ParseJson(std::string_view text, const std::string& what) {
-  return Parse<nlohmann::json>(text, what, std::numeric_limits<size_t>::max());
-}
-
-absl::StatusOr<nlohmann::ordered_json> ParseOrderedJson(std::string_view text, const std::string& what) {
-  return Parse<nlohmann::ordered_json>(text, what, kMaxOrderedMembers);
 }
 
 }  // namespace millrace
