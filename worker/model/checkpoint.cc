@@ -12,7 +12,7 @@ constexpr int64_t kMaxIndexBytes = 64 << 20;
 constexpr size_t kMaxShards = 4096;
 
 bool IsFileName(const std::string& name) {
-  return !name.empty() && name != "." && name != ".." && name.find_first_of(std::string_view("/\\\0", 3)) == std::string::npos;
+  return !name.empty() && name != "." && name != ".." && name.find_first_of(std::string("/\\\0", 3)) == std::string::npos;
 }
 
 }  // namespace
@@ -58,7 +58,7 @@ absl::StatusOr<Checkpoint> Checkpoint::Open(const std::filesystem::path& model_d
   return checkpoint;
 }
 
-absl::StatusOr<Tensor> Checkpoint::Get(std::string_view name, const std::vector<int64_t>& shape) const {
+absl::StatusOr<Tensor> Checkpoint::Get(absl::string_view name, const std::vector<int64_t>& shape) const {
   const auto it = shard_of_.find(name);
   if (it == shard_of_.end()) return absl::NotFoundError(absl::StrCat(model_dir_, " has no tensor ", name));
   return shards_[it->second].Get(name, shape);

@@ -5,10 +5,10 @@
 #include <filesystem>
 #include <map>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "worker/model/safetensors.h"
 
 namespace millrace {
@@ -18,7 +18,7 @@ class Checkpoint {
   static absl::StatusOr<Checkpoint> Open(const std::filesystem::path& model_dir);
 
   // The tensor, proven to be readable and of this shape.
-  absl::StatusOr<Tensor> Get(std::string_view name, const std::vector<int64_t>& shape) const;
+  absl::StatusOr<Tensor> Get(absl::string_view name, const std::vector<int64_t>& shape) const;
 
  private:
   Checkpoint() = default;

@@ -19,7 +19,7 @@ struct Refused {
 
 }  // namespace
 
-absl::StatusOr<nlohmann::json> ParseJson(std::string_view text, std::string_view what) {
+absl::StatusOr<nlohmann::json> ParseJson(absl::string_view text, absl::string_view what) {
   using Event = nlohmann::json::parse_event_t;
   std::vector<std::unordered_set<std::string>> keys;  // of the objects that are open
   const auto watch = [&keys](int depth, Event event, nlohmann::json& value) {
@@ -70,20 +70,20 @@ std::string Quote(const nlohmann::json& value) {
   return text.size() <= kMaxQuotedBytes ? text : absl::StrCat(text.substr(0, kMaxQuotedBytes), "…");
 }
 
-const nlohmann::json* JsonFields::Find(std::string_view name) const {
+const nlohmann::json* JsonFields::Find(absl::string_view name) const {
   if (!object_.is_object()) return nullptr;
   const auto it = object_.find(std::string(name));
   return it == object_.end() || it->is_null() ? nullptr : &*it;
 }
 
-void JsonFields::Complain(std::string_view name, std::string_view why) {
+void JsonFields::Complain(absl::string_view name, absl::string_view why) {
   if (!status_.ok()) return;
   const nlohmann::json* value = Find(name);
   status_ = absl::InvalidArgumentError(
       absl::StrCat(where_, ": ", name, value == nullptr ? " is absent" : absl::StrCat(" is ", Quote(*value)), "; ", why));
 }
 
-int64_t JsonFields::Integer(std::string_view name, int64_t min, int64_t max, std::optional<int64_t> fallback) {
+int64_t JsonFields::Integer(absl::string_view name, int64_t min, int64_t max, std::optional<int64_t> fallback) {
   const nlohmann::json* value = Find(name);
   if (value == nullptr && fallback) return *fallback;
   const bool is_integer = value != nullptr && value->is_number_integer();
@@ -93,7 +93,7 @@ int64_t JsonFields::Integer(std::string_view name, int64_t min, int64_t max, std
   return min;
 }
 
-double JsonFields::Real(std::string_view name, double min, double max, std::optional<double> fallback) {
+double JsonFields::Real(absl::string_view name, double min, double max, std::optional<double> fallback) {
   const nlohmann::json* value = Find(name);
   if (value == nullptr && fallback) return *fallback;
   if (value != nullptr && value->is_number()) {
@@ -104,7 +104,7 @@ double JsonFields::Real(std::string_view name, double min, double max, std::opti
   return min;
 }
 
-bool JsonFields::Flag(std::string_view name, bool fallback) {
+bool JsonFields::Flag(absl::string_view name, bool fallback) {
   const nlohmann::json* value = Find(name);
   if (value == nullptr) return fallback;
   if (value->is_boolean()) return value->get<bool>();
@@ -112,7 +112,7 @@ bool JsonFields::Flag(std::string_view name, bool fallback) {
   return fallback;
 }
 
-std::string JsonFields::Text(std::string_view name, std::string fallback) {
+std::string JsonFields::Text(absl::string_view name, std::string fallback) {
   const nlohmann::json* value = Find(name);
   if (value == nullptr) return fallback;
   if (value->is_string()) return value->get<std::string>();

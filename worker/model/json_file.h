@@ -6,16 +6,16 @@
 #include <filesystem>
 #include <optional>
 #include <string>
-#include <string_view>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "nlohmann/json.hpp"
 
 namespace millrace {
 
 // `what` names the text in messages.
-absl::StatusOr<nlohmann::json> ParseJson(std::string_view text, std::string_view what);
+absl::StatusOr<nlohmann::json> ParseJson(absl::string_view text, absl::string_view what);
 absl::StatusOr<nlohmann::json> ReadJsonFile(const std::filesystem::path& path, int64_t max_bytes);
 
 // A value as it stands in a message: at most 64 bytes of its JSON.
@@ -27,13 +27,13 @@ class JsonFields {
  public:
   JsonFields(const nlohmann::json& object, std::string where) : object_(object), where_(std::move(where)) {}
 
-  const nlohmann::json* Find(std::string_view name) const;  // null where absent or null
-  int64_t Integer(std::string_view name, int64_t min, int64_t max, std::optional<int64_t> fallback = {});
-  double Real(std::string_view name, double min, double max, std::optional<double> fallback = {});
-  bool Flag(std::string_view name, bool fallback);
-  std::string Text(std::string_view name, std::string fallback);
+  const nlohmann::json* Find(absl::string_view name) const;  // null where absent or null
+  int64_t Integer(absl::string_view name, int64_t min, int64_t max, std::optional<int64_t> fallback = {});
+  double Real(absl::string_view name, double min, double max, std::optional<double> fallback = {});
+  bool Flag(absl::string_view name, bool fallback);
+  std::string Text(absl::string_view name, std::string fallback);
 
-  void Complain(std::string_view name, std::string_view why);  // the message carries the value
+  void Complain(absl::string_view name, absl::string_view why);  // the message carries the value
   const absl::Status& status() const { return status_; }
 
  private:

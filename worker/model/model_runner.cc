@@ -19,7 +19,7 @@ constexpr int kMaxSlots = 1 << 16;
 constexpr int kMaxRows = 1 << 17;
 
 absl::Status CheckOptions(const ModelRunnerOptions& options) {
-  const auto check = [](std::string_view name, int64_t value, int64_t limit) {
+  const auto check = [](absl::string_view name, int64_t value, int64_t limit) {
     if (value >= 1 && value <= limit) return absl::OkStatus();
     return absl::InvalidArgumentError(absl::StrCat(name, " is ", value, "; the limits are 1 and ", limit));
   };

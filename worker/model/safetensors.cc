@@ -24,7 +24,7 @@ constexpr size_t kMaxDimensions = 8;
 static_assert(std::endian::native == std::endian::little);
 
 struct TypeEntry {
-  std::string_view name;
+  const char* name;
   int64_t bytes;
   Tensor::Type type;
 };
@@ -146,7 +146,7 @@ absl::StatusOr<SafetensorsFile> SafetensorsFile::Open(const std::filesystem::pat
   return file;
 }
 
-absl::Status SafetensorsFile::ReadHeader(std::string_view header, std::span<const std::byte> data) {
+absl::Status SafetensorsFile::ReadHeader(absl::string_view header, std::span<const std::byte> data) {
   const auto json = ParseJson(header, absl::StrCat(path_, ": the header"));
   if (!json.ok()) return json.status();
   if (!json->is_object()) return absl::InvalidArgumentError(absl::StrCat(path_, ": the header is not a JSON object"));
@@ -177,7 +177,7 @@ absl::Status SafetensorsFile::ReadHeader(std::string_view header, std::span<cons
   return absl::OkStatus();
 }
 
-absl::StatusOr<Tensor> SafetensorsFile::Get(std::string_view name, const std::vector<int64_t>& shape) const {
+absl::StatusOr<Tensor> SafetensorsFile::Get(absl::string_view name, const std::vector<int64_t>& shape) const {
   const auto it = tensors_.find(name);
   if (it == tensors_.end()) return absl::NotFoundError(absl::StrCat(path_, " has no tensor ", name));
   const Tensor& tensor = it->second;

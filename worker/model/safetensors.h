@@ -8,10 +8,10 @@
 #include <memory>
 #include <span>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "kernels/tensor.h"
 
 namespace millrace {
@@ -36,16 +36,16 @@ class SafetensorsFile {
   const std::map<std::string, Tensor, std::less<>>& tensors() const { return tensors_; }
 
   // The tensor, proven to be readable and of this shape.
-  absl::StatusOr<Tensor> Get(std::string_view name, const std::vector<int64_t>& shape) const;
+  absl::StatusOr<Tensor> Get(absl::string_view name, const std::vector<int64_t>& shape) const;
 
  private:
   struct Unmap {
-    size_t bytes = 0;
+    size_t bytes;
     void operator()(const std::byte* data) const;
   };
 
   SafetensorsFile() = default;
-  absl::Status ReadHeader(std::string_view header, std::span<const std::byte> data);
+  absl::Status ReadHeader(absl::string_view header, std::span<const std::byte> data);
 
   std::string path_;
   std::unique_ptr<const std::byte, Unmap> map_;

@@ -30,10 +30,10 @@ ForwardInput ForwardInput::View(const StepInput& step) {
 template <class A>
 Mat<const float> Transformer<A>::Forward(const ForwardInput& in, const KvCache<A>& kv, Stream& stream) {
   const int64_t num_rows = in.tokens.size, num_logit_rows = in.logit_rows.size;
-  const auto [x, h, delta, qkv, attention, gate_up, activated] =
-      std::tuple(activations_.residual.Rows(0, num_rows), activations_.hidden.Rows(0, num_rows), activations_.delta.Rows(0, num_rows),
-                 activations_.qkv.Rows(0, num_rows), activations_.attention.Rows(0, num_rows), activations_.gate_up.Rows(0, num_rows),
-                 activations_.activated.Rows(0, num_rows));
+  const auto rows = [num_rows](Mat<A> all) { return all.Rows(0, num_rows); };
+  const Mat<A> x = rows(activations_.residual), h = rows(activations_.hidden), delta = rows(activations_.delta);
+  const Mat<A> qkv = rows(activations_.qkv), attention = rows(activations_.attention);
+  const Mat<A> gate_up = rows(activations_.gate_up), activated = rows(activations_.activated);
   const RopeTable rope = {activations_.rope_cos, activations_.rope_sin};
   const float eps = config_.rms_norm_eps;
   const float scale = 1 / std::sqrt(static_cast<float>(config_.head_dim));
@@ -42,17 +42,17 @@ Mat<const float> Transformer<A>::Forward(const ForwardInput& in, const KvCache<A
   RmsNorm(h, x, weights_.layers.front().attention_norm, eps, stream);
   for (int i = 0; i < config_.num_layers; ++i) {
     const LayerWeights& layer = weights_.layers[static_cast<size_t>(i)];
-    Linear(qkv, h, layer.qkv, layer.qkv_bias, stream);
+    Linear<A, A>(qkv, h, layer.qkv, layer.qkv_bias, stream);
     // Before attention reads: a sequence may read what another writes in this step.
     RopeAppend(qkv, kv.layer(i), layer.q_norm, layer.k_norm, eps, rope, in.positions, in.kv_slots, stream);
     PagedAttention(attention, qkv, kv.layer(i), in.attention, scale, stream);
-    Linear(delta, attention, layer.output, {}, stream);
+    Linear<A, A>(delta, attention, layer.output, {}, stream);
     communicator_.AllReduce(delta, stream);
     AddRmsNorm(h, x, delta, layer.mlp_norm, eps, stream);  // x += delta; h = norm(x)
 
-    Linear(gate_up, h, layer.gate_up, {}, stream);
+    Linear<A, A>(gate_up, h, layer.gate_up, {}, stream);
     SiluMul(activated, gate_up, stream);
-    Linear(delta, activated, layer.down, {}, stream);
+    Linear<A, A>(delta, activated, layer.down, {}, stream);
     communicator_.AllReduce(delta, stream);
     const bool is_last = i + 1 == config_.num_layers;
     AddRmsNorm(h, x, delta, is_last ? weights_.final_norm : weights_.layers[static_cast<size_t>(i + 1)].attention_norm, eps, stream);
@@ -61,7 +61,7 @@ Mat<const float> Transformer<A>::Forward(const ForwardInput& in, const KvCache<A
   if (num_logit_rows == 0) return logits;
   const Mat<A> last = activations_.last.Rows(0, num_logit_rows);
   GatherRows(last, h, in.logit_rows, stream);
-  Linear(logits, last, weights_.lm_head, {}, stream);
+  Linear<float, A>(logits, last, weights_.lm_head, {}, stream);
   return logits;
 }
 
