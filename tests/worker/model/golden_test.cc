@@ -15,7 +15,7 @@ namespace {
 constexpr float kTolerance = 1e-3f;  // held by fp32 against fp64 with a factor of ten to spare
 
 void ExpectGreedyPaths(const std::filesystem::path& model, const std::filesystem::path& golden, int64_t chunk) {
-  auto runner = ModelRunner::Load({.model_dir = model, .kv_bytes = 512 << 20}, Stream::OpenCpu(2));
+  auto runner = ModelRunner::Load({.model_dir = model, .kv_bytes = int64_t{2} << 30}, Stream::OpenCpu(2));
   ASSERT_TRUE(runner.ok()) << runner.status();
   const std::vector<GoldenCase> cases = ReadGolden(golden);
   ASSERT_FALSE(cases.empty());
@@ -42,7 +42,7 @@ std::vector<float> PromptLogits(const std::filesystem::path& model, const std::v
   const auto config = ModelConfig::Load(model);
   const auto checkpoint = Checkpoint::Open(model);
   auto kv = KvCache<float>::Allocate(*config, 64 << 20, stream);
-  auto transformer = Transformer<float>::Load(*config, *checkpoint, {.rows = 512, .logit_rows = 1, .context = 512}, stream);
+  auto transformer = Transformer<float>::Load(*config, *checkpoint, {.rows = 512, .logit_rows = 1, .context = config->max_position}, stream);
   EXPECT_TRUE(kv.ok() && transformer.ok()) << kv.status() << transformer.status();
   SequenceDriver driver(kv->num_blocks(), chunk);
   driver.Add(prompt, 1);
@@ -75,21 +75,30 @@ void ExpectLogits(const std::filesystem::path& model, const std::filesystem::pat
   }
 }
 
+// Models of tests/fixtures are always there; those of shared/golden are more, and larger.
+class FixtureGolden : public testing::TestWithParam<const char*> {};
 class TinyGolden : public testing::TestWithParam<const char*> {};
+
+TEST_P(FixtureGolden, TakesEveryGreedyPathInMixedBatches) {
+  ExpectGreedyPaths(Fixture(GetParam()), Fixture(GetParam()), 512);
+  ExpectGreedyPaths(Fixture(GetParam()), Fixture(GetParam()), 13);
+}
+
+TEST_P(FixtureGolden, ComputesTheLogits) { ExpectLogits(Fixture(GetParam()), Fixture(GetParam())); }
 
 TEST_P(TinyGolden, TakesEveryGreedyPathInMixedBatches) {
   MILLRACE_NEEDS_GOLDEN("tiny");
-  const std::filesystem::path folder = Golden("tiny") / GetParam();
-  ExpectGreedyPaths(folder, folder, 512);
-  ExpectGreedyPaths(folder, folder, 13);
+  ExpectGreedyPaths(Golden("tiny") / GetParam(), Golden("tiny") / GetParam(), 512);
+  ExpectGreedyPaths(Golden("tiny") / GetParam(), Golden("tiny") / GetParam(), 13);
 }
 
 TEST_P(TinyGolden, ComputesTheLogits) {
   MILLRACE_NEEDS_GOLDEN("tiny");
-  const std::filesystem::path folder = Golden("tiny") / GetParam();
-  ExpectLogits(folder, folder);
+  ExpectLogits(Golden("tiny") / GetParam(), Golden("tiny") / GetParam());
 }
 
+INSTANTIATE_TEST_SUITE_P(Models, FixtureGolden,
+                         testing::Values("llama-tiny-3x48", "qwen2-tiny-5x16", "qwen3-tiny-6x32", "qwen3-tiny-untied"));
 INSTANTIATE_TEST_SUITE_P(Models, TinyGolden, testing::Values("llama-tiny", "llama-small-hd", "qwen2-tiny", "qwen3-tiny", "qwen3-tiny-untied"));
 
 // The folder that deploy/import_model.py makes.
