@@ -1,0 +1,136 @@
+// One worker as the router sees it: its slots, its block pool, and the edit that waits to be taken. It names blocks in the prefix
+// index, hands out leases and knows what a released slot may still touch; which sequence comes or goes, the Scheduler decides.
+// Lives as long as the worker's stream. Memory: 20 bytes per block, 150 per slot and 4 per block that a slot holds.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "router/schedule/block_pool.h"
+#include "router/schedule/placement.h"
+#include "router/schedule/prefix_index.h"
+#include "router/schedule/sequence.h"
+
+namespace millrace {
+
+struct Slot {
+  enum class State { kEmpty, kRunning, kReleasing };
+
+  State state = State::kEmpty;
+  Sequence* sequence = nullptr;
+  uint64_t admit_edit = 0;      // the edit that carries its admission
+  uint64_t admission = 0;       // counts the worker's admissions
+  std::vector<BlockId> table;   // block by position
+  uint32_t num_cached = 0;      // leading blocks that it found in the cache
+  uint32_t num_named = 0;       // leading blocks that the prefix index knows
+  uint32_t num_ready = 0;       // leading blocks that are cached or full of computed tokens
+  uint32_t num_computed = 0;    // tokens
+  uint32_t num_told = 0;        // leading blocks that the worker was told of
+  uint32_t filler = kNone;      // the slot that must compute num_cached blocks first
+  std::vector<uint32_t> dependents;  // slots that have named this one their filler; may be outdated
+  int64_t rank = 0;
+  double left = 0;  // predicted seconds of prefill
+  bool prefilling = false;
+};
+
+class RunningSet {
+ public:
+  RunningSet(WorkerId id, uint32_t place, const worker::v1::Ready& ready, const SchedulerOptions& options,
+             const PrefixHasher* hasher, PrefixIndex* index);
+  ~RunningSet();  // forgets the blocks' names
+
+  WorkerId id() const { return id_; }
+  const worker::v1::StepCost& cost() const { return cost_; }
+  const BlockPool& pool() const { return pool_; }
+  const std::vector<Slot>& slots() const { return slots_; }
+  int64_t pool_tokens() const { return int64_t{pool_.size()} * block_tokens_; }
+  bool Told(const Slot& slot) const { return slot.admit_edit <= last_edit_; }  // its admission was taken
+  uint32_t num_used_slots() const { return num_used_slots_; }
+  bool draining() const { return draining_; }
+  void Drain() { draining_ = true; }
+  bool open() const { return !draining_ && !free_slots_.empty() && hungry_.empty(); }
+
+  // Placement. Leading blocks of `depth` matched ones that the sequence can use: at least one token is left to compute.
+  uint32_t UsableBlocks(const Sequence& sequence, uint32_t depth) const;
+  WorkerLoad Load(int64_t rank) const;
+  // False, and nothing is changed, if its blocks and its lease do not fit now. REQUIRES: open().
+  bool Admit(Sequence* sequence, const PrefixIndex::Match& match, Time now);
+  // Puts the prefills in order as of now; those whose order has changed are sent new ranks.
+  void RefreshRanks(Time now);
+
+  // Reports. The slot, null if it is being released and the report is older than that, or what breaks the contract.
+  absl::StatusOr<Slot*> ReportedSlot(uint32_t slot, uint64_t applied_edit);
+  // Ends the quarantines of edits up to this one.
+  absl::Status Applied(uint64_t edit);
+  void Computed(Slot* slot, uint32_t num_computed);
+  void Appended(Slot* slot, uint32_t num_tokens);  // the sequence has them already
+  void Stalled(Slot* slot);
+
+  // The slot goes: at once if the worker has emptied it or does not know of it, otherwise with the next edit. `poisoned`: what it
+  // computed is not to be found again. Returns the sequences that waited for its blocks, whose slots have gone too.
+  std::vector<Sequence*> Stop(uint32_t slot, bool emptied, bool poisoned = false);
+
+  // Gives blocks to slots that were appended to, preempting others where it must.
+  struct Evicted {
+    std::vector<Sequence*> preempted;
+    std::vector<Sequence*> orphans;
+  };
+  Evicted GrowLeases();
+
+  bool has_edit() const { return !admit_.empty() || !release_.empty() || !extend_.empty() || !rank_.empty(); }
+  worker::v1::Edit TakeEdit();
+
+ private:
+  struct Quarantined {
+    uint64_t edit;
+    uint32_t slot;
+    std::vector<BlockId> blocks;  // last first
+  };
+
+  uint32_t IdOf(const Slot& slot) const { return static_cast<uint32_t>(&slot - slots_.data()); }
+  uint32_t TargetBlocks(const Sequence& sequence) const;
+  uint32_t Reserve() const;
+  BlockId TakeBlock();
+  bool Grow(Slot* slot, uint32_t num_blocks);
+  bool OutOfRoom(const Slot& slot) const { return slot.sequence->length() > slot.table.size() * block_tokens_; }
+  bool FreesBlocks(const Slot& slot) const;
+  Slot* ChooseVictim(const Slot& needy);
+  bool Name(Slot* slot, uint32_t filler);
+  void Unname(BlockId block);
+  void StopOne(Slot* slot, bool emptied, bool poisoned, std::vector<uint32_t>* dependents);
+  void LeavePrefill(Slot* slot);
+  void FillEdit(const Slot& slot, worker::v1::Admit* admit) const;
+
+  const WorkerId id_;
+  const uint32_t place_;
+  const worker::v1::StepCost cost_;
+  const double step_target_;
+  const uint32_t block_tokens_;
+  const uint32_t lease_blocks_ahead_;
+  const int max_preemptions_;
+  const PrefixHasher* const hasher_;
+  PrefixIndex* const index_;
+
+  BlockPool pool_;
+  std::vector<Slot> slots_;
+  std::vector<uint32_t> free_slots_;
+  uint32_t num_used_slots_ = 0;
+  bool draining_ = false;
+  uint64_t num_admissions_ = 0;
+
+  std::vector<uint32_t> prefills_;  // by rank
+  uint32_t decode_rows_ = 0;
+  uint64_t decode_context_ = 0;
+  std::vector<uint32_t> touched_;  // appended to since GrowLeases
+  std::vector<uint32_t> hungry_;   // out of room, oldest sequence first
+
+  uint64_t last_edit_ = 0;  // taken
+  uint64_t applied_edit_ = 0;
+  std::deque<Quarantined> quarantine_;  // by edit
+  std::vector<uint32_t> release_, admit_, extend_, rank_;  // slots of the next edit
+};
+
+}  // namespace millrace

@@ -1,0 +1,106 @@
+// Blocks of a running set: leases, names in the prefix index, and who yields when there are none left.
+#include <algorithm>
+#include <tuple>
+
+#include "kernels/check.h"
+#include "router/schedule/running_set.h"
+
+namespace millrace {
+
+// The block it fills, and the lease beyond; never more than its longest length needs.
+uint32_t RunningSet::TargetBlocks(const Sequence& sequence) const {
+  const auto blocks = [&](uint32_t tokens) { return tokens / block_tokens_ + (tokens % block_tokens_ != 0 ? 1 : 0); };
+  return std::min(blocks(sequence.length()) + lease_blocks_ahead_, blocks(sequence.max_length));
+}
+
+// Blocks that admissions leave to those who run: 1 %, or one each. Nothing if nobody runs, so that a lone sequence fits.
+uint32_t RunningSet::Reserve() const { return num_used_slots_ == 0 ? 0 : std::max(pool_.size() / 100, num_used_slots_); }
+
+BlockId RunningSet::TakeBlock() {
+  const std::optional<BlockPool::Taken> taken = pool_.Take();
+  MILLRACE_CHECK(taken.has_value(), "blocks are taken only when there are some");
+  if (taken->evicted != kNone) index_->Remove(taken->evicted, place_, taken->block);
+  return taken->block;
+}
+
+bool RunningSet::Grow(Slot* slot, uint32_t num_blocks) {
+  const size_t before = slot->table.size();
+  while (slot->table.size() < num_blocks && pool_.available() > 0) slot->table.push_back(TakeBlock());
+  const uint32_t id = IdOf(*slot);
+  if (slot->table.size() > before && Told(*slot) && slot->num_told == before) extend_.push_back(id);
+  return slot->table.size() >= num_blocks;
+}
+
+// Names the first nameless block, full of known tokens, after the named ones before it.
+bool RunningSet::Name(Slot* slot, uint32_t filler) {
+  Sequence& sequence = *slot->sequence;
+  const uint32_t i = slot->num_named;
+  const EntryId parent = i == 0 ? kNone : pool_.entry(slot->table[i - 1]);
+  if (i > 0 && parent == kNone) return false;
+  hasher_->Extend(sequence.hashes, sequence.root, sequence.tokens, block_tokens_);
+  const EntryId entry = index_->Insert(sequence.root, parent, sequence.hashes[i],
+                                       sequence.tokens.data() + size_t{i} * block_tokens_, {place_, slot->table[i], filler});
+  if (entry == kNone) return false;
+  pool_.SetEntry(slot->table[i], entry);
+  ++slot->num_named;
+  return true;
+}
+
+void RunningSet::Unname(BlockId block) {
+  index_->Remove(pool_.entry(block), place_, block);
+  pool_.SetEntry(block, kNone);
+}
+
+bool RunningSet::FreesBlocks(const Slot& slot) const {
+  return std::any_of(slot.table.rbegin(), slot.table.rend(), [&](BlockId block) { return pool_.pins(block) == 1; });
+}
+
+// The lowest priority, most recently admitted sequence that frees a block, `needy` itself included. Those that were preempted often
+// enough yield only to the oldest sequence, latest first, and only when nobody else can: so the oldest always goes on.
+Slot* RunningSet::ChooseVictim(const Slot& needy) {
+  Slot* victim = nullptr;
+  Slot* last_resort = nullptr;
+  bool oldest = true;
+  for (Slot& slot : slots_) {
+    if (slot.state != Slot::State::kRunning) continue;
+    const Sequence& sequence = *slot.sequence;
+    if (sequence.id < needy.sequence->id) oldest = false;
+    if (!FreesBlocks(slot)) continue;
+    if (sequence.report.preemptions >= max_preemptions_) {
+      if (&slot != &needy && (last_resort == nullptr || sequence.id > last_resort->sequence->id)) last_resort = &slot;
+      continue;
+    }
+    if (victim == nullptr || std::make_tuple(-sequence.priority, slot.admission) >
+                                 std::make_tuple(-victim->sequence->priority, victim->admission)) {
+      victim = &slot;
+    }
+  }
+  return victim != nullptr ? victim : oldest ? last_resort : nullptr;
+}
+
+RunningSet::Evicted RunningSet::GrowLeases() {
+  const auto older = [&](uint32_t a, uint32_t b) { return slots_[a].sequence->id < slots_[b].sequence->id; };
+  for (const uint32_t id : touched_) {
+    if (OutOfRoom(slots_[id]) && std::find(hungry_.begin(), hungry_.end(), id) == hungry_.end()) hungry_.push_back(id);
+  }
+  std::sort(hungry_.begin(), hungry_.end(), older);
+  Evicted evicted;
+  for (;;) {
+    std::erase_if(hungry_, [&](uint32_t id) {
+      const uint32_t needed = (slots_[id].sequence->length() + block_tokens_ - 1) / block_tokens_;
+      if (!Grow(&slots_[id], needed)) return false;
+      touched_.push_back(id);
+      return true;
+    });
+    if (hungry_.size() <= pool_.quarantined()) break;  // enough is on its way
+    Slot* const victim = ChooseVictim(slots_[hungry_.front()]);
+    if (victim == nullptr) break;
+    evicted.preempted.push_back(victim->sequence);
+    for (Sequence* orphan : Stop(IdOf(*victim), false)) evicted.orphans.push_back(orphan);
+  }
+  for (const uint32_t id : touched_) Grow(&slots_[id], TargetBlocks(*slots_[id].sequence));
+  touched_.clear();
+  return evicted;
+}
+
+}  // namespace millrace

@@ -1,0 +1,131 @@
+// Apply: a step's report. Every field is checked as it is used; a breach ends the worker, and what was taken over before it stays
+// true, since it was checked too.
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "router/schedule/scheduler_state.h"
+
+namespace millrace {
+
+absl::Status Scheduler::Apply(WorkerId id, const worker::v1::StepReport& report, Time now) {
+  State& state = *state_;
+  const uint32_t place = state.PlaceOf(id);
+  if (place == kNone) return absl::NotFoundError(absl::StrCat("worker ", id, " is not here"));
+  State::Worker& worker = state.workers[place];
+  if (report.step() < worker.steps) {
+    return absl::InvalidArgumentError(absl::StrCat("step ", report.step(), " after step ", worker.steps));
+  }
+  if (absl::Status status = worker.set->Applied(report.applied_edit()); !status.ok()) return status;
+  worker.steps = report.step();
+  if (report.step_us() != 0) worker.last_step_us = report.step_us();
+  for (const worker::v1::Progress& progress : report.prefill()) {
+    if (absl::Status status = state.ApplyProgress(&worker, progress, report.applied_edit()); !status.ok()) return status;
+  }
+  for (const worker::v1::Row& row : report.rows()) {
+    if (absl::Status status = state.ApplyRow(&worker, row, report.applied_edit(), now); !status.ok()) return status;
+  }
+  for (const uint32_t stalled : report.stalled_slots()) {
+    const absl::StatusOr<Slot*> slot = worker.set->ReportedSlot(stalled, report.applied_edit());
+    if (!slot.ok()) return slot.status();
+    if (*slot != nullptr) worker.set->Stalled(*slot);
+  }
+  state.Return(worker.set->GrowLeases(), now);
+  if (report.prefill_size() > 0) worker.set->RefreshRanks(now);
+  state.Dispatch(now);
+  return absl::OkStatus();
+}
+
+absl::Status Scheduler::State::ApplyProgress(Worker* worker, const worker::v1::Progress& progress, uint64_t applied_edit) {
+  const absl::StatusOr<Slot*> found = worker->set->ReportedSlot(progress.slot(), applied_edit);
+  if (!found.ok()) return found.status();
+  if (*found == nullptr) return absl::OkStatus();
+  Slot& slot = **found;
+  Sequence& sequence = *slot.sequence;
+  if (progress.num_computed_tokens() < slot.num_computed || progress.num_computed_tokens() > sequence.length()) {
+    return absl::InvalidArgumentError(absl::StrCat("slot ", progress.slot(), " computed ", progress.num_computed_tokens(),
+                                                   " tokens, which is not within ", slot.num_computed, " … ",
+                                                   sequence.length()));
+  }
+  if (progress.prompt_logprobs_size() > 0) {
+    const int64_t total = static_cast<int64_t>(sequence.prompt_logprobs.size()) + progress.prompt_logprobs_size();
+    if (!sequence.wants_prompt_logprobs() || total >= sequence.num_prompt) {
+      return absl::InvalidArgumentError(absl::StrCat("slot ", progress.slot(), " reports ", total, " prompt logprobs; it has ",
+                                                     sequence.wants_prompt_logprobs() ? sequence.num_prompt - 1 : 0));
+    }
+    sequence.prompt_logprobs.insert(sequence.prompt_logprobs.end(), progress.prompt_logprobs().begin(),
+                                    progress.prompt_logprobs().end());
+  }
+  worker->set->Computed(&slot, progress.num_computed_tokens());
+  return absl::OkStatus();
+}
+
+absl::Status Scheduler::State::CheckRow(const Slot& slot, const worker::v1::Row& row) const {
+  const Sequence& sequence = *slot.sequence;
+  const int64_t length = int64_t{sequence.length()} + row.token_ids_size();
+  const int64_t leased = static_cast<int64_t>(slot.table.size()) * block_tokens + 1;
+  const int64_t limit = std::min<int64_t>(leased, sequence.max_length);
+  if (length > limit) {
+    return absl::InvalidArgumentError(absl::StrCat("slot ", row.slot(), " reached ", length, " tokens; its limit is ", limit));
+  }
+  for (const int32_t token : row.token_ids()) {
+    if (token < 0 || static_cast<uint32_t>(token) >= model->vocab_size()) {
+      return absl::InvalidArgumentError(absl::StrCat("slot ", row.slot(), " sampled token ", token, ", which is not within 0 … ",
+                                                     model->vocab_size() - 1));
+    }
+  }
+  const int wanted = sequence.sampling.has_logprobs() ? row.token_ids_size() : 0;
+  if (row.logprobs_size() != wanted) {
+    return absl::InvalidArgumentError(absl::StrCat("slot ", row.slot(), " has ", row.logprobs_size(), " logprobs for ",
+                                                   row.token_ids_size(), " tokens; expected ", wanted));
+  }
+  if (row.finish_reason() < worker::v1::FINISH_REASON_UNSPECIFIED || row.finish_reason() > worker::v1::FINISH_REASON_NON_FINITE) {
+    return absl::InvalidArgumentError(absl::StrCat("slot ", row.slot(), " ended with reason ", row.finish_reason(), " of ",
+                                                   worker::v1::FINISH_REASON_NON_FINITE));
+  }
+  const bool fails = row.finish_reason() == worker::v1::FINISH_REASON_NON_FINITE;
+  if (row.token_ids_size() == 0 && !fails) {
+    return absl::InvalidArgumentError(absl::StrCat("slot ", row.slot(), " has a row without a token"));
+  }
+  if (!fails && sequence.wants_prompt_logprobs() && sequence.prompt_logprobs.size() + 1 != sequence.num_prompt) {
+    return absl::InvalidArgumentError(absl::StrCat("slot ", row.slot(), " sampled after ", sequence.prompt_logprobs.size(),
+                                                   " prompt logprobs of ", sequence.num_prompt - 1));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Scheduler::State::ApplyRow(Worker* worker, const worker::v1::Row& row, uint64_t applied_edit, Time now) {
+  const absl::StatusOr<Slot*> found = worker->set->ReportedSlot(row.slot(), applied_edit);
+  if (!found.ok()) return found.status();
+  if (*found == nullptr) return absl::OkStatus();
+  Slot& slot = **found;
+  if (absl::Status status = CheckRow(slot, row); !status.ok()) return status;
+  Sequence& sequence = *slot.sequence;
+  SequenceEvent& event = events.emplace_back();
+  event.sequence = sequence.id;
+  event.token_ids.assign(row.token_ids().begin(), row.token_ids().end());
+  event.logprobs.assign(row.logprobs().begin(), row.logprobs().end());
+  event.prompt_logprobs = std::move(sequence.prompt_logprobs);
+  sequence.prompt_logprobs.clear();
+  if (row.token_ids_size() > 0) {
+    sequence.tokens.insert(sequence.tokens.end(), row.token_ids().begin(), row.token_ids().end());
+    sequence.report.generated_tokens += row.token_ids_size();
+    if (sequence.report.first_token == 0) sequence.report.first_token = now;
+    sequence.report.last_token = now;
+    counts.generated_tokens += static_cast<uint64_t>(row.token_ids_size());
+    worker->set->Appended(&slot, static_cast<uint32_t>(row.token_ids_size()));
+  }
+  if (row.finish_reason() == worker::v1::FINISH_REASON_UNSPECIFIED) return absl::OkStatus();
+  event.finished = true;
+  event.finish_reason = row.finish_reason();
+  const bool failed = row.finish_reason() == worker::v1::FINISH_REASON_NON_FINITE;
+  if (failed) {
+    event.status = absl::InternalError(absl::StrCat("the logits after ", sequence.length(), " tokens are not finite"));
+  }
+  --counts.running;
+  ++counts.finished;
+  End(&sequence);
+  for (Sequence* orphan : worker->set->Stop(row.slot(), true, failed)) Return(orphan, now);
+  return absl::OkStatus();
+}
+
+}  // namespace millrace

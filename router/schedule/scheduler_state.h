@@ -1,0 +1,90 @@
+// What the Scheduler holds, shared by its source files: scheduler.cc (results, endings), scheduler_submit.cc, scheduler_fleet.cc,
+// scheduler_apply.cc and scheduler_dispatch.cc. Memory: that of its parts; sequences are kept until their last event was taken.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "absl/container/btree_set.h"
+#include "absl/container/flat_hash_map.h"
+#include "router/schedule/admission_queue.h"
+#include "router/schedule/prefix_hash.h"
+#include "router/schedule/prefix_index.h"
+#include "router/schedule/running_set.h"
+#include "router/schedule/scheduler.h"
+#include "router/schedule/sequence.h"
+
+namespace millrace {
+
+struct Scheduler::State {
+  explicit State(const SchedulerOptions& given) : options(given), hasher(given.hash_key) {}
+
+  struct Worker {
+    std::unique_ptr<RunningSet> set;
+    uint64_t steps = 0;
+    uint32_t last_step_us = 0;
+  };
+
+  // For one dispatch: what is promised to those before in the queue.
+  struct Candidate {
+    bool open = false;
+    double promised = 0;  // seconds of prefill
+  };
+
+  // Fleet.
+  uint32_t PlaceOf(WorkerId worker) const;  // kNone: no such worker
+  void UpdateLargestPool(Time now);
+  absl::Status CheckReady(const worker::v1::Ready& ready) const;
+
+  // Sequences.
+  absl::Status CheckSpec(const SequenceSpec& spec) const;
+  void Enqueue(Sequence* sequence, Time now);  // predicts its prefill first
+  void Return(Sequence* sequence, Time now);   // from a worker, to the front of its priority
+  void Return(const RunningSet::Evicted& evicted, Time now);
+  void Detach(Sequence* sequence, Time now);   // from the queue or its worker
+  void End(Sequence* sequence);                // it is detached
+  void Fail(Sequence* sequence, absl::Status status);
+  void ExpireDeadlines(Time now);
+
+  // Placement.
+  void FindPrefix(Sequence* sequence);  // into `match`
+  double PrefillLeft(const RunningSet& set, const Sequence& sequence, uint32_t depth) const;
+  void Dispatch(Time now);
+  int DispatchFirst(Time now);
+  enum class Outcome { kAdmitted, kWaits, kAllBusy };
+  Outcome Place(Sequence* sequence, Time now);
+  void Admitted(Sequence* sequence, Time now);
+
+  // Reports.
+  absl::Status ApplyProgress(Worker* worker, const worker::v1::Progress& progress, uint64_t applied_edit);
+  absl::Status ApplyRow(Worker* worker, const worker::v1::Row& row, uint64_t applied_edit, Time now);
+  absl::Status CheckRow(const Slot& slot, const worker::v1::Row& row) const;
+
+  const SchedulerOptions options;
+  const PrefixHasher hasher;
+  std::optional<worker::v1::Model> model;
+  uint32_t block_tokens = 0;
+  int64_t largest_pool = 0;         // tokens; of the last worker's, while there are none
+  worker::v1::StepCost last_cost;   // of the latest worker: for limits
+  std::optional<PrefixIndex> index;
+  std::vector<Worker> workers;      // by place; without a set: a free place
+  absl::flat_hash_map<WorkerId, uint32_t> places;
+  WorkerId next_worker = 1;
+
+  absl::flat_hash_map<SequenceId, std::unique_ptr<Sequence>> sequences;
+  SequenceId next_sequence = 1;
+  AdmissionQueue queue;
+  absl::btree_set<std::pair<Time, SequenceId>> deadlines;
+  std::vector<SequenceEvent> events;
+  std::vector<SequenceId> ended;  // their last event is in `events`, or they were cancelled
+  std::vector<SequenceId> taken;  // their last event was among the latest taken
+
+  PrefixIndex::Match match;             // scratch of dispatch
+  std::vector<Candidate> candidates;    // by place
+  std::vector<Sequence*> first;
+  SchedulerCounts counts;
+};
+
+}  // namespace millrace

@@ -1,0 +1,111 @@
+// Submit: what is refused, and the way into the queue.
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "router/schedule/scheduler_state.h"
+
+namespace millrace {
+
+absl::Status Scheduler::State::CheckSpec(const SequenceSpec& spec) const {
+  const auto check_tokens = [&](const char* name, const auto& tokens) {
+    for (int i = 0; i < static_cast<int>(tokens.size()); ++i) {
+      if (tokens[i] >= 0 && static_cast<uint32_t>(tokens[i]) < model->vocab_size()) continue;
+      return absl::InvalidArgumentError(
+          absl::StrCat(name, "[", i, "] = ", tokens[i], " is not within 0 … ", model->vocab_size() - 1));
+    }
+    return absl::OkStatus();
+  };
+  if (spec.prompt.empty()) return absl::InvalidArgumentError("the prompt has 0 tokens; the least is 1");
+  if (spec.max_tokens < 1) return absl::InvalidArgumentError(absl::StrCat("max_tokens ", spec.max_tokens, " is below 1"));
+  if (spec.min_tokens < 0 || spec.min_tokens > spec.max_tokens) {
+    return absl::InvalidArgumentError(absl::StrCat("min_tokens ", spec.min_tokens, " is not within 0 … ", spec.max_tokens));
+  }
+  if (spec.stop_token_ids.size() > 64) {
+    return absl::InvalidArgumentError(absl::StrCat("stop_token_ids has ", spec.stop_token_ids.size(), " items; at most 64"));
+  }
+  const int64_t tokens = static_cast<int64_t>(spec.prompt.size()) + spec.max_tokens;
+  if (tokens > model->max_context()) {
+    return absl::OutOfRangeError(absl::StrCat("prompt and max_tokens: ", spec.prompt.size(), " + ", spec.max_tokens, " = ",
+                                              tokens, " tokens; the context is ", model->max_context()));
+  }
+  if (tokens > largest_pool) {
+    return absl::ResourceExhaustedError(absl::StrCat("prompt and max_tokens: ", spec.prompt.size(), " + ", spec.max_tokens,
+                                                     " = ", tokens, " tokens; the largest pool holds ", largest_pool));
+  }
+  absl::Status status = check_tokens("prompt", spec.prompt);
+  if (status.ok()) status = check_tokens("stop_token_ids", spec.stop_token_ids);
+  if (status.ok()) status = check_tokens("bias_token_ids", spec.sampling.bias_token_ids());
+  return status;
+}
+
+absl::StatusOr<std::vector<SequenceId>> Scheduler::Submit(std::vector<SequenceSpec> specs, Time now) {
+  State& state = *state_;
+  if (!state.model.has_value()) return absl::UnavailableError("no worker has joined yet");
+  int64_t tokens = state.queue.tokens();
+  for (const SequenceSpec& spec : specs) {
+    if (absl::Status status = state.CheckSpec(spec); !status.ok()) return status;
+    tokens += static_cast<int64_t>(spec.prompt.size());
+  }
+  const int64_t queued = static_cast<int64_t>(state.queue.size() + specs.size());
+  if (queued > state.options.max_queued_sequences) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("the queue would hold ", queued, " sequences; its limit is ", state.options.max_queued_sequences));
+  }
+  if (tokens > state.options.max_queued_tokens) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("the queue would hold ", tokens, " prompt tokens; its limit is ", state.options.max_queued_tokens));
+  }
+  std::vector<SequenceId> ids;
+  for (SequenceSpec& spec : specs) {
+    auto sequence = std::make_unique<Sequence>();
+    sequence->id = state.next_sequence++;
+    sequence->num_prompt = static_cast<uint32_t>(spec.prompt.size());
+    sequence->max_length = sequence->num_prompt + static_cast<uint32_t>(spec.max_tokens);
+    sequence->min_length = spec.min_tokens == 0 ? 0 : sequence->num_prompt + static_cast<uint32_t>(spec.min_tokens);
+    sequence->tokens = std::move(spec.prompt);
+    sequence->sampling = std::move(spec.sampling);
+    sequence->stop_token_ids = std::move(spec.stop_token_ids);
+    sequence->priority = spec.priority;
+    sequence->deadline = spec.deadline;
+    sequence->root = state.hasher.Root(spec.cache_salt);
+    sequence->limit = std::max(2.0, 2 * PrefillSeconds(state.last_cost, 0, sequence->num_prompt));
+    sequence->report.prompt_tokens = static_cast<int32_t>(sequence->num_prompt);
+    sequence->report.submitted = now;
+    if (sequence->deadline != kNever) state.deadlines.insert({sequence->deadline, sequence->id});
+    state.counts.prompt_tokens += sequence->num_prompt;
+    ids.push_back(sequence->id);
+    state.Enqueue(sequence.get(), now);
+    state.sequences.emplace(sequence->id, std::move(sequence));
+  }
+  state.Dispatch(now);
+  return ids;
+}
+
+void Scheduler::State::Enqueue(Sequence* sequence, Time now) {
+  sequence->place = Sequence::Place::kQueued;
+  FindPrefix(sequence);
+  uint32_t depth = 0;
+  for (const uint32_t other : match.depth) depth = std::max(depth, other);
+  depth = std::min(depth, (sequence->length() - 1) / block_tokens);
+  const double cached = static_cast<double>(depth) * block_tokens;
+  sequence->left = PrefillSeconds(last_cost, cached, sequence->length() - cached);
+  queue.Push(sequence, now);
+}
+
+void Scheduler::State::Return(Sequence* sequence, Time now) {
+  --counts.running;
+  sequence->returned = true;
+  if (sequence->wants_prompt_logprobs()) sequence->prompt_logprobs.clear();
+  Enqueue(sequence, now);
+}
+
+void Scheduler::State::Return(const RunningSet::Evicted& evicted, Time now) {
+  for (Sequence* sequence : evicted.preempted) {
+    ++sequence->report.preemptions;
+    ++counts.preemptions;
+    Return(sequence, now);
+  }
+  for (Sequence* sequence : evicted.orphans) Return(sequence, now);
+}
+
+}  // namespace millrace

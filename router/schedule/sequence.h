@@ -1,0 +1,52 @@
+// One output to generate, from Submit to its last event: what the client asked, the tokens so far, and where it stands. The
+// router's copy is the truth; what a worker has of it can be rebuilt from here. Owned by the Scheduler.
+// Memory: 4 bytes per token, 16 per full block, and its sampling parameters.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "router/schedule/prefix_hash.h"
+#include "router/schedule/scheduler.h"
+
+namespace millrace {
+
+struct Sequence {
+  enum class Place { kQueued, kRunning, kEnded };
+
+  SequenceId id = 0;
+  std::vector<int32_t> tokens;  // prompt and output
+  uint32_t num_prompt = 0;
+  uint32_t min_length = 0;  // lengths count prompt and output
+  uint32_t max_length = 0;
+  worker::v1::Sampling sampling;
+  std::vector<int32_t> stop_token_ids;
+  int priority = 0;
+  Time deadline = kNever;
+
+  PrefixHash root;
+  std::vector<PrefixHash> hashes;  // of the full blocks of `tokens`, extended as needed
+
+  Place place = Place::kQueued;
+  bool cancelled = false;
+  bool returned = false;  // it ran before: it goes to the front of its priority
+  int losses = 0;         // workers that died while it ran there
+  uint32_t worker = 0;    // while running: its place in the scheduler's table
+  uint32_t slot = 0;
+
+  double limit = 0;       // seconds it may wait before that counts: max(2 s, 2 * cold prefill)
+  double left = 0;        // while queued: predicted seconds of prefill at the best worker
+  int64_t queue_rank = 0;
+  uint32_t queue_index = 0;
+
+  std::vector<worker::v1::LogProbs> prompt_logprobs;  // gathered until the first token
+  SequenceReport report;
+
+  uint32_t length() const { return static_cast<uint32_t>(tokens.size()); }
+  bool wants_prompt_logprobs() const { return sampling.has_prompt_logprobs() && length() == num_prompt; }
+  bool has_penalty() const {
+    return sampling.repetition_penalty() != 1 || sampling.presence_penalty() != 0 || sampling.frequency_penalty() != 0;
+  }
+};
+
+}  // namespace millrace
