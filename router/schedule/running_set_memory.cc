@@ -96,7 +96,9 @@ RunningSet::Evicted RunningSet::GrowLeases() {
     Slot* const victim = ChooseVictim(slots_[hungry_.front()]);
     if (victim == nullptr) break;
     evicted.preempted.push_back(victim->sequence);
+    const uint32_t used = pool_.used();
     for (Sequence* orphan : Stop(IdOf(*victim), false)) evicted.orphans.push_back(orphan);
+    MILLRACE_CHECK(pool_.used() < used, "a preemption frees blocks", used);
   }
   for (const uint32_t id : touched_) Grow(&slots_[id], TargetBlocks(*slots_[id].sequence));
   touched_.clear();
