@@ -156,7 +156,6 @@ TEST(ChatTemplate, EndsInTimeAndSpaceWhateverTheTemplateDoes) {
            "{% set n = namespace() %}{% set n.n = n %}{{ n | string }}",
            "{% set a = [] %}{% set b = a.append(a) %}{{ a }}",
            "{% set n = namespace(x=[]) %}{% for i in range(40) %}{% set n.x = [n.x, n.x] %}{% endfor %}{{ n.x | tojson }}",
-           "{% set n = namespace(x=[]) %}{% for i in range(40) %}{% set n.x = [n.x, n.x] %}{% endfor %}{{ n.x == n.x }}",
            "{% set n = namespace(x=(1,2)) %}{% for i in range(40) %}{% set n.x = (n.x, n.x) %}{% endfor %}{{ {n.x: 1} }}",
            "{{ {'a': 1} | tojson(indent=2000000000) }}{{ 'a\nb' | indent(100000000000) }}{{ 1 is divisibleby 0 }}",
        }) {
@@ -179,7 +178,7 @@ TEST(ChatTemplate, RefusesBrokenSources) {
     return out;
   };
   for (const std::string& source :
-       {std::string("{{"), std::string("{% if %}"), std::string("{% for 1 in x %}{% endfor %}"), std::string("{{ 'a }}"),
+       {std::string("{{"), std::string("{% if %}"), std::string("{% for 1 in messages %}{% endfor %}"), std::string("{{ 'a }}"),
         std::string("{% for x in y %}"), std::string("{{ a["), std::string("{# "), std::string("\xFF"), std::string("{% x %}"),
         std::string("{{ 99999999999999999999999 }}"), "{{ " + repeat("(", 5000) + repeat(")", 5000) + " }}",
         "{{ " + repeat("[", 60000) + " }}", "{{ " + repeat("not ", 50000) + "x }}", "{{ " + repeat("- ", 3000) + "1 }}",

@@ -317,7 +317,7 @@ TEST(TokenizerFile, MayNotHangOnItsRegularExpression) {
   for (const char* pattern : {"(", "[", "(?<n>", "\\", "a{99999}", "\\C"}) {
     EXPECT_EQ(LoadStatus(WithPattern(pattern)).code(), absl::StatusCode::kInvalidArgument) << pattern;
   }
-  const auto catastrophic = Tokenizer::FromJson(WithPattern("(a+)+b").dump());
+  const auto catastrophic = Tokenizer::FromJson(WithPattern("(a+)+[bc]").dump());
   ASSERT_TRUE(catastrophic.ok()) << catastrophic.status();
   EXPECT_EQ((*catastrophic)->Encode(std::string(40, 'a'), {}).status().code(), absl::StatusCode::kResourceExhausted);
   const auto empty = Tokenizer::FromJson(WithPattern("x*").dump());
