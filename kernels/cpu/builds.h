@@ -24,6 +24,6 @@ void AddElements(A* x, const A* delta, int64_t count);
 bool IsFinite(const float* x, int64_t count);
 float MaxOf(const float* x, int64_t count);
 double ExpSum(float* y, const float* x, float shift, int64_t count);
-void PhiloxGroups(uint32_t* words, uint64_t seed, int64_t position, uint32_t first_group);
+void PhiloxGroups(uint32_t* words, uint64_t seed, int64_t position, uint64_t first_group);
 
 }  // namespace millrace::cpu::MILLRACE_ISA

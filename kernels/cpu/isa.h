@@ -62,8 +62,8 @@ struct Kernels {
   float (*max)(const float* x, int64_t count);
   // y[i] = e^(x[i] - shift), unless y is null; returns their sum, in double, in a fixed order
   double (*exp_sum)(float* y, const float* x, float shift, int64_t count);
-  // words[4 * i + j] = word j of Philox4x32-10 with counter (first_group + i, position), i < 16
-  void (*philox)(uint32_t* words, uint64_t seed, int64_t position, uint32_t first_group);
+  // words[4 * i + j] = word j of Philox4x32-10 with counter (first_group + i, position), key seed, low words first, i < 16
+  void (*philox)(uint32_t* words, uint64_t seed, int64_t position, uint64_t first_group);
 
   template <class A>
   const ActivationKernels<A>& Of() const {

@@ -121,13 +121,13 @@ int32_t NoisyArgmax(const Kernels& kernels, Vec<const float> z, uint64_t seed, i
   uint32_t words[kTokens];
   int64_t best = FirstLargest(kernels, z);
   if (z[best] == kForbidden) return -1;
-  kernels.philox(words, seed, position, static_cast<uint32_t>(best / 4));
+  kernels.philox(words, seed, position, static_cast<uint64_t>(best / 4));
   double best_score = z[best] + GumbelNoise(words[best % 4]);
   for (int64_t begin = 0; begin < z.size; begin += kTokens) {
     const int64_t count = std::min(kTokens, z.size - begin);
     const double behind = best_score - kernels.max(z.data + begin, count);
     if (behind > kLargestGumbelNoise) continue;
-    kernels.philox(words, seed, position, static_cast<uint32_t>(begin / 4));
+    kernels.philox(words, seed, position, static_cast<uint64_t>(begin / 4));
     const double bound = 0x1p32 * std::exp(-behind) * 1.001 + 1;
     const uint32_t limit = bound < 0x1p32 ? static_cast<uint32_t>(bound) : ~0u;
     for (int64_t i = 0; i < count; ++i) {

@@ -37,11 +37,12 @@ double ExpSum(float* y, const float* x, float shift, int64_t count) {
   return sums[0];
 }
 
-void PhiloxGroups(uint32_t* words, uint64_t seed, int64_t position, uint32_t first_group) {
+void PhiloxGroups(uint32_t* words, uint64_t seed, int64_t position, uint64_t first_group) {
   uint32_t c0[kLanes], c1[kLanes], c2[kLanes], c3[kLanes];
   for (int i = 0; i < kLanes; ++i) {
-    c0[i] = first_group + static_cast<uint32_t>(i);
-    c1[i] = 0;
+    const uint64_t group = first_group + static_cast<uint64_t>(i);
+    c0[i] = static_cast<uint32_t>(group);
+    c1[i] = static_cast<uint32_t>(group >> 32);
     c2[i] = static_cast<uint32_t>(position);
     c3[i] = static_cast<uint32_t>(static_cast<uint64_t>(position) >> 32);
   }
