@@ -22,8 +22,9 @@ struct GoldenCase {
 
 inline std::vector<GoldenCase> ReadGolden(const std::filesystem::path& folder) {
   std::ifstream file(folder / "golden.json");
+  const nlohmann::json golden_file = nlohmann::json::parse(file);
   std::vector<GoldenCase> cases;
-  for (const nlohmann::json& json : nlohmann::json::parse(file).at("cases")) {
+  for (const nlohmann::json& json : golden_file.at("cases")) {
     GoldenCase golden = {json.at("name"), json.at("prompt"), json.at("greedy"), 0, {}, ""};
     golden.robust_tokens = json.value("robust_tokens", golden.greedy.size());
     for (const nlohmann::json& position : json.value("top5", nlohmann::json::array())) {

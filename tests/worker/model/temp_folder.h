@@ -25,7 +25,7 @@ class TempFolder {
     std::ofstream(path_ / name, std::ios::binary | std::ios::trunc).write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
   }
   void CopyFrom(const std::filesystem::path& folder) const {
-    std::filesystem::copy(folder, path_, std::filesystem::copy_options::overwrite_existing);
+    std::filesystem::copy(folder, path_, std::filesystem::copy_options::recursive);
   }
 
  private:
