@@ -9,7 +9,7 @@
 namespace millrace {
 
 Scheduler::Scheduler(const SchedulerOptions& options) : state_(std::make_unique<State>(options)) {}
-Scheduler::~Scheduler() { state_->workers.clear(); }
+Scheduler::~Scheduler() = default;
 
 void Scheduler::State::Detach(Sequence* sequence, Time now) {
   if (sequence->place == Sequence::Place::kQueued) {

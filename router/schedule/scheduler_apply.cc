@@ -82,6 +82,12 @@ absl::Status Scheduler::State::CheckRow(const Slot& slot, const worker::v1::Row&
     return absl::InvalidArgumentError(absl::StrCat("slot ", row.slot(), " ended with reason ", row.finish_reason(), " of ",
                                                    worker::v1::FINISH_REASON_NON_FINITE));
   }
+  const bool at_end = length == sequence.max_length;
+  const bool goes_on = row.finish_reason() == worker::v1::FINISH_REASON_UNSPECIFIED;
+  if (at_end ? goes_on : row.finish_reason() == worker::v1::FINISH_REASON_LENGTH) {
+    return absl::InvalidArgumentError(absl::StrCat("slot ", row.slot(), goes_on ? " goes on at " : " ended for its length at ",
+                                                   length, " tokens; its limit is ", sequence.max_length));
+  }
   const bool fails = row.finish_reason() == worker::v1::FINISH_REASON_NON_FINITE;
   if (row.token_ids_size() == 0 && !fails) {
     return absl::InvalidArgumentError(absl::StrCat("slot ", row.slot(), " has a row without a token"));

@@ -78,7 +78,7 @@ Scheduler::State::Outcome Scheduler::State::Place(Sequence* sequence, Time now) 
       const bool open = std::any_of(candidates.begin(), candidates.end(), [](const Candidate& it) { return it.open; });
       return open ? Outcome::kWaits : Outcome::kAllBusy;
     }
-    if (best_wait >= ahead) {
+    if (best_wait > 0 && best_wait >= ahead) {
       candidates[best].promised += best_own;
       sequence->left = least_own;
       queue.Update(sequence, now);
