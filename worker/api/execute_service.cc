@@ -1,0 +1,55 @@
+#include "worker/api/execute_service.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "worker/api/execute_stream.h"
+
+namespace millrace {
+
+ExecuteService::ExecuteService(Engine& engine, worker::v1::Ready ready) : engine_(engine), ready_(std::move(ready)) {}
+ExecuteService::~ExecuteService() = default;
+
+grpc::ServerBidiReactor<worker::v1::RouterMessage, worker::v1::WorkerMessage>* ExecuteService::Execute(
+    grpc::CallbackServerContext*) {
+  return ExecuteStream::Start(*this);
+}
+
+grpc::Status ExecuteService::Begin(std::shared_ptr<ExecuteStream> stream, uint64_t epoch) {
+  std::shared_ptr<ExecuteStream> previous;
+  {
+    absl::MutexLock lock(&mutex_);
+    if (shut_down_) return {grpc::StatusCode::UNAVAILABLE, "the worker shuts down"};
+    if (epoch < highest_epoch_ || (epoch == highest_epoch_ && current_ != nullptr)) {
+      return {grpc::StatusCode::FAILED_PRECONDITION,
+              absl::StrCat("hello.epoch is ", epoch, "; the limit is above ",
+                           current_ == nullptr ? highest_epoch_ - 1 : highest_epoch_)};
+    }
+    highest_epoch_ = epoch;
+    previous = std::exchange(current_, stream);
+    stream->SendReady(ready_);
+    engine_.Attach(std::move(stream));
+  }
+  if (previous != nullptr) {
+    previous->End({grpc::StatusCode::ABORTED, absl::StrCat("a router with epoch ", epoch, " has taken over")});
+  }
+  return grpc::Status::OK;
+}
+
+void ExecuteService::Forget(const ExecuteStream* stream) {
+  std::shared_ptr<ExecuteStream> last;  // ends after the lock does
+  absl::MutexLock lock(&mutex_);
+  if (current_.get() == stream) last = std::exchange(current_, nullptr);
+}
+
+void ExecuteService::Shutdown() {
+  std::shared_ptr<ExecuteStream> last;
+  {
+    absl::MutexLock lock(&mutex_);
+    shut_down_ = true;
+    last = current_;
+  }
+  if (last != nullptr) last->End({grpc::StatusCode::UNAVAILABLE, "the worker shuts down"});
+}
+
+}  // namespace millrace

@@ -1,0 +1,93 @@
+#include "worker/api/worker_options.h"
+
+#include <algorithm>
+#include <array>
+#include <filesystem>
+#include <system_error>
+#include <thread>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
+
+namespace millrace {
+namespace {
+
+absl::Status Range(absl::string_view flag, double value, double min, double max) {
+  if (value >= min && value <= max) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("--", flag, " is ", value, "; the limits are ", min, " and ", max));
+}
+
+absl::Status ValidateListen(const std::string& listen, bool insecure) {
+  const size_t colon = listen.rfind(':');
+  int port = -1;
+  if (colon == std::string::npos || colon == 0 || !absl::SimpleAtoi(listen.substr(colon + 1), &port) || port < 0 ||
+      port > 65535) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--listen is \"", listen, "\"; the limit is HOST:PORT with a port of 0 to 65535"));
+  }
+  const std::string host = listen.substr(0, colon);
+  if (host == "127.0.0.1" || host == "localhost" || host == "[::1]" || insecure) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "--listen is \"", listen,
+      "\"; the limit without --insecure is 127.0.0.1, localhost or [::1], as the stream is "
+      "neither encrypted nor authenticated: whoever reaches the port can read prompts and command the worker"));
+}
+
+}  // namespace
+
+absl::StatusOr<int64_t> ParseBytes(absl::string_view text) {
+  struct Suffix {
+    absl::string_view name;
+    int shift;
+  };
+  constexpr std::array<Suffix, 4> kSuffixes = {{{"KiB", 10}, {"MiB", 20}, {"GiB", 30}, {"TiB", 40}}};
+  absl::string_view digits = text;
+  int shift = 0;
+  for (const auto& [name, bits] : kSuffixes) {
+    if (absl::ConsumeSuffix(&digits, name)) {
+      shift = bits;
+      break;
+    }
+  }
+  int64_t count = 0;
+  if (!absl::SimpleAtoi(digits, &count) || count < 0 || count >= (int64_t{1} << (60 - shift))) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("\"", text, "\"; the limit is a number below 2^60 with an optional KiB, MiB, GiB or TiB"));
+  }
+  return count << shift;
+}
+
+absl::Status WorkerOptions::Validate() const {
+  if (model.empty()) return absl::InvalidArgumentError("--model is empty; the limit is a folder with a model");
+  std::error_code error;
+  if (!std::filesystem::is_directory(model, error)) {
+    return absl::InvalidArgumentError(absl::StrCat("--model is \"", model, "\"; the limit is a folder that exists"));
+  }
+  if (auto status = ValidateListen(listen, insecure); !status.ok()) return status;
+  if (worker_id.size() > 128) {
+    return absl::InvalidArgumentError(absl::StrCat("--worker_id has ", worker_id.size(), " bytes; the limit is 128"));
+  }
+  const auto bytes = ParseBytes(kv_memory);
+  if (!bytes.ok()) return absl::InvalidArgumentError(absl::StrCat("--kv_memory is ", bytes.status().message()));
+  absl::Status status = Range("kv_memory", static_cast<double>(*bytes), 1, 0x1p60);
+  status.Update(Range("threads", threads, 0, 1024));
+  status.Update(Range("max_slots", max_slots, 1, 1 << 16));
+  status.Update(Range("max_rows", max_rows, max_slots, 1 << 17));
+  status.Update(Range("step_target_ms", step_target_ms, 0.1, 10'000));
+  return status;
+}
+
+int64_t WorkerOptions::kv_bytes() const { return *ParseBytes(kv_memory); }
+
+int WorkerOptions::num_threads() const {
+  return threads > 0 ? threads : std::clamp(static_cast<int>(std::thread::hardware_concurrency()), 1, 1024);
+}
+
+std::string WorkerOptions::name() const {
+  if (!model_name.empty()) return model_name;
+  const auto path = std::filesystem::absolute(model).lexically_normal();
+  return (path.has_filename() ? path : path.parent_path()).filename().string();
+}
+
+}  // namespace millrace

@@ -1,0 +1,42 @@
+// Everything an operator may choose about a worker. A value; filled from flags of the same names, validated before
+// anything starts.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+
+namespace millrace {
+
+struct WorkerOptions {
+  std::string model;       // a Hugging Face folder: config.json and safetensors. Required
+  std::string model_name;  // as clients and routers call it; empty: the folder's name
+  // HOST:PORT; port 0 takes a free one. The stream is neither encrypted nor authenticated, so an address other than
+  // loopback needs `insecure`.
+  std::string listen = "127.0.0.1:50061";
+  // Anyone who reaches the port can then read every prompt and output, and command this worker.
+  bool insecure = false;
+  std::string worker_id;           // at most 128 bytes, e.g. the pod's name; empty: the instance id
+  int threads = 0;                 // compute threads, 1 … 1,024; 0: one per core
+  std::string kv_memory = "1GiB";  // of the KV pool; a number with an optional suffix KiB, MiB, GiB or TiB
+  int max_slots = 256;             // sequences at once, 1 … 65,536
+  int max_rows = 512;  // tokens of one step, max_slots … 131,072: bounds the activations, and how long a step can take
+  double step_target_ms = 45;  // decoding steps take prefill as long as they are predicted to stay below, 0.1 … 10,000
+
+  // INVALID_ARGUMENT, naming the flag, its value and the limit. Looks at nothing but the values and whether `model` is
+  // a folder.
+  absl::Status Validate() const;
+
+  // REQUIRES the options to be valid.
+  int64_t kv_bytes() const;
+  int num_threads() const;
+  std::string name() const;
+};
+
+// "512MiB" is 536870912. INVALID_ARGUMENT if it is no such number, or not below 2^60.
+absl::StatusOr<int64_t> ParseBytes(absl::string_view text);
+
+}  // namespace millrace

@@ -1,0 +1,39 @@
+// A whole worker in this process: model, engine, service and listening socket. Built at start-up, in order; destroyed
+// at shutdown, in reverse. The main thread's own.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "grpcpp/server.h"
+#include "millrace/worker/v1/worker.pb.h"
+#include "worker/api/execute_service.h"
+#include "worker/api/worker_options.h"
+#include "worker/engine/engine.h"
+
+namespace millrace {
+
+class WorkerServer {
+ public:
+  // Loads the model, measures what a step costs and listens. REQUIRES valid options.
+  static absl::StatusOr<std::unique_ptr<WorkerServer>> Start(const WorkerOptions& options);
+  // Serves an engine that exists: what Start does after loading.
+  static absl::StatusOr<std::unique_ptr<WorkerServer>> Serve(std::unique_ptr<Engine> engine, worker::v1::Ready ready,
+                                                             const std::string& listen);
+  // Ends streams with UNAVAILABLE.
+  ~WorkerServer();
+
+  const std::string& address() const { return address_; }  // HOST:PORT, with the port that was taken
+  const Engine& engine() const { return *engine_; }
+
+ private:
+  WorkerServer(std::unique_ptr<Engine> engine, worker::v1::Ready ready);
+
+  std::unique_ptr<Engine> engine_;
+  ExecuteService service_;
+  std::unique_ptr<grpc::Server> server_;
+  std::string address_;
+};
+
+}  // namespace millrace

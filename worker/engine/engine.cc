@@ -1,0 +1,174 @@
+#include "worker/engine/engine.h"
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "kernels/check.h"
+#include "worker/engine/edit_validator.h"
+#include "worker/engine/step_builder.h"
+
+namespace millrace {
+
+using worker::v1::Edit;
+using worker::v1::StepReport;
+
+Engine::Engine(std::unique_ptr<Model> model, const EngineOptions& options)
+    : options_(options), model_(std::move(model)), table_(options.limits) {
+  MILLRACE_CHECK(options.limits.max_rows >= options.limits.num_slots, "a step has room for every decoding slot",
+                 options.limits.max_rows, options.limits.num_slots);
+  MILLRACE_CHECK(options.limits.max_logit_rows >= options.limits.num_slots, "every decoding slot may have its logits",
+                 options.limits.max_logit_rows, options.limits.num_slots);
+  thread_ = std::thread([this] { Loop(); });
+}
+
+Engine::~Engine() {
+  {
+    absl::MutexLock lock(&mutex_);
+    stop_ = true;
+  }
+  thread_.join();
+}
+
+void Engine::Attach(std::shared_ptr<ReportSink> sink) {
+  absl::MutexLock lock(&mutex_);
+  sink_.swap(sink);
+  ++stream_;
+  edits_.clear();
+  pending_bytes_ = 0;
+}
+
+void Engine::Detach(const ReportSink* sink) {
+  std::shared_ptr<ReportSink> last;  // ends after the lock does
+  absl::MutexLock lock(&mutex_);
+  if (sink_.get() != sink) return;
+  last = std::exchange(sink_, nullptr);
+  ++stream_;
+  edits_.clear();
+  pending_bytes_ = 0;
+}
+
+absl::Status Engine::Post(const ReportSink* sink, Edit edit) {
+  if (auto status = ValidateEdit(edit, options_.limits); !status.ok()) return status;
+  const size_t bytes = edit.ByteSizeLong();
+  absl::MutexLock lock(&mutex_);
+  if (sink_.get() != sink) return absl::OkStatus();
+  if (edits_.size() >= kMaxPendingEdits || pending_bytes_ + bytes > kMaxPendingBytes) {
+    return absl::ResourceExhaustedError(absl::StrCat(edits_.size() + 1, " edits of ", pending_bytes_ + bytes,
+                                                     " bytes wait for a step; the limits are ", kMaxPendingEdits,
+                                                     " and ", kMaxPendingBytes));
+  }
+  edits_.push_back(std::move(edit));
+  pending_bytes_ += bytes;
+  return absl::OkStatus();
+}
+
+bool Engine::HasMail() const { return stop_ || !edits_.empty() || stream_ != taken_stream_; }
+
+Engine::Mail Engine::TakeMail(bool idle) {
+  absl::MutexLock lock(&mutex_);
+  if (idle) {
+    const absl::Time deadline = serving_ == nullptr ? absl::InfiniteFuture() : last_report_ + options_.heartbeat;
+    mutex_.AwaitWithDeadline(absl::Condition(this, &Engine::HasMail), deadline);
+  }
+  taken_stream_ = stream_;
+  pending_bytes_ = 0;
+  return {sink_, stream_, std::exchange(edits_, {}), stop_};
+}
+
+void Engine::Loop() {
+  for (bool idle = true;;) {
+    const Mail mail = TakeMail(idle);
+    if (mail.stop) return;
+    if (mail.stream != serving_stream_) BeginStream(mail);
+    for (const Edit& edit : mail.edits) {
+      if (absl::Status status = Apply(edit); !status.ok()) {
+        Fail(status);
+        break;
+      }
+    }
+    idle = serving_ == nullptr || Step();
+  }
+}
+
+void Engine::BeginStream(const Mail& mail) {
+  table_.Reset();
+  serving_ = mail.sink;
+  serving_stream_ = mail.stream;
+  steps_ = applied_edit_ = reported_edit_ = 0;
+  reported_stalls_.clear();
+  last_report_ = absl::Now();
+}
+
+absl::Status Engine::Apply(const Edit& edit) {
+  if (edit.edit_id() != applied_edit_ + 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("edit_id is ", edit.edit_id(), "; the limit is ", applied_edit_ + 1));
+  }
+  for (const uint32_t slot : edit.release()) table_.Release(static_cast<int32_t>(slot));
+  for (const auto& admit : edit.admit()) {
+    if (auto status = table_.Admit(admit); !status.ok()) return status;
+    if (table_.at(static_cast<int32_t>(admit.slot())).has_penalties()) ResetHistory(admit);
+  }
+  for (const auto& extend : edit.extend()) {
+    if (auto status = table_.Extend(extend); !status.ok()) return status;
+  }
+  for (const auto& rank : edit.rank()) table_.SetRank(rank);
+  applied_edit_ = edit.edit_id();
+  return absl::OkStatus();
+}
+
+void Engine::ResetHistory(const worker::v1::Admit& admit) {
+  std::vector<int32_t> known(admit.cached_token_ids().begin(), admit.cached_token_ids().end());
+  known.insert(known.end(), admit.token_ids().begin(), admit.token_ids().end());
+  const int64_t length = int64_t{admit.num_cached_tokens()} + admit.token_ids_size();
+  const auto num_known = static_cast<int64_t>(known.size());
+  const int64_t num_prompt = std::max<int64_t>(0, num_known - (length - admit.num_prompt_tokens()));
+  const Vec<const int32_t> tokens(known.data(), num_known);
+  model_->ResetHistory(static_cast<int>(admit.slot()), tokens.Slice(0, num_prompt),
+                       tokens.Slice(num_prompt, num_known - num_prompt));
+}
+
+bool Engine::Step() {
+  const StepPlan plan = PackStep(table_, options_.limits, options_.step_cost, options_.step_target_us);
+  StepReport report;
+  report.mutable_stalled_slots()->Assign(plan.stalled.begin(), plan.stalled.end());
+  if (plan.chunks.empty()) {
+    const bool news = applied_edit_ != reported_edit_ || plan.stalled != reported_stalls_;
+    if (news || absl::Now() >= last_report_ + options_.heartbeat) {
+      reported_stalls_ = plan.stalled;
+      Report(std::move(report));
+    }
+    return true;
+  }
+  reported_stalls_ = plan.stalled;
+  const auto begin = std::chrono::steady_clock::now();
+  BuildStep(table_, plan, input_, report);
+  model_->Run(input_, output_);
+  ApplyStep(plan, input_, output_, table_, *model_, report);
+  const auto us =
+      std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now() - begin).count();
+  report.set_step_us(static_cast<uint32_t>(std::clamp<int64_t>(us, 1, UINT32_MAX)));
+  ++steps_;
+  Report(std::move(report));
+  return table_.num_active() == 0;
+}
+
+void Engine::Report(StepReport report) {
+  report.set_step(steps_);
+  report.set_applied_edit(applied_edit_);
+  reported_edit_ = applied_edit_;
+  last_report_ = absl::Now();
+  serving_->OnReport(std::move(report));
+}
+
+void Engine::Fail(const absl::Status& status) {
+  const std::shared_ptr<ReportSink> sink = std::exchange(serving_, nullptr);
+  table_.Reset();
+  Detach(sink.get());
+  sink->OnError(status);
+}
+
+}  // namespace millrace

@@ -1,0 +1,23 @@
+// From a plan to the model's input, and from its output to the running set and the report. Pure but for their
+// arguments; used by the engine thread.
+#pragma once
+
+#include <vector>
+
+#include "millrace/worker/v1/worker.pb.h"
+#include "worker/engine/model.h"
+#include "worker/engine/slot_table.h"
+#include "worker/engine/step_packer.h"
+#include "worker/model/step.h"
+
+namespace millrace {
+
+// Fills `input`, whose sequences are the plan's chunks in order, and the part of the report that is known before the
+// step.
+void BuildStep(const SlotTable& table, const StepPlan& plan, StepInput& input, worker::v1::StepReport& report);
+
+// Appends the sampled tokens, ends sequences that stop, and reports rows and progress.
+void ApplyStep(const StepPlan& plan, const StepInput& input, const StepOutput& output, SlotTable& table, Model& model,
+               worker::v1::StepReport& report);
+
+}  // namespace millrace

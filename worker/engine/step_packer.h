@@ -1,0 +1,40 @@
+// What the next step computes: a pure function of the running set, the limits and the predicted cost of a step.
+//
+// 1. Every decoding slot whose lease has room gets its row; the others are stalled.
+// 2. Prefill chunks, lowest rank first, equal ranks in order of admission, while the predicted time stays under the
+// target.
+//    A slot that waits for its cached tokens is passed over. Where the step's floor is above the target anyway, prefill
+//    may use what the floor leaves unused, as it costs nothing. If nothing decodes, prefill takes the whole step
+//    (max_rows).
+// No starvation: the first waiting slot gets at least kMinPrefillTokens in every step, however busy decoding is.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "millrace/worker/v1/worker.pb.h"
+#include "worker/engine/engine_limits.h"
+#include "worker/engine/slot_table.h"
+
+namespace millrace {
+
+inline constexpr int32_t kMinPrefillTokens = kBlockTokens;
+
+struct StepPlan {
+  struct Chunk {
+    int32_t slot;
+    int32_t num_tokens;  // from its num_computed_tokens on
+  };
+  std::vector<Chunk> chunks;  // decoding slots first
+  int32_t num_decode_rows = 0;
+  std::vector<int32_t> stalled;  // decoding slots without room
+};
+
+StepPlan PackStep(const SlotTable& table, const EngineLimits& limits, const worker::v1::StepCost& cost,
+                  double target_us);
+
+// Logit rows of a chunk of n tokens: one per prompt log-probability it yields, and one to sample from when it reaches
+// the end.
+int32_t NumLogitRows(const Slot& slot, int32_t num_tokens);
+
+}  // namespace millrace

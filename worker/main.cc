@@ -1,0 +1,74 @@
+// millrace-worker: serves one model to one router. Exit codes: 0 after SIGTERM or SIGINT, 1 if the model cannot be
+// loaded or the address not be taken, 2 if an option is wrong.
+#include <csignal>
+#include <cstdio>
+#include <string>
+#include <vector>
+
+#include "absl/flags/flag.h"
+#include "absl/flags/parse.h"
+#include "absl/flags/usage.h"
+#include "worker/api/worker_options.h"
+#include "worker/api/worker_server.h"
+
+ABSL_FLAG(std::string, model, "", "folder with config.json and safetensors; required");
+ABSL_FLAG(std::string, model_name, "", "name that clients use; default: the folder's name");
+ABSL_FLAG(std::string, listen, millrace::WorkerOptions().listen, "HOST:PORT; port 0 takes a free one");
+ABSL_FLAG(
+    bool, insecure, false,
+    "allow plaintext on an address other than loopback: whoever reaches it can read prompts and command the worker");
+ABSL_FLAG(std::string, worker_id, "", "name of this worker, at most 128 bytes; default: drawn at start-up");
+ABSL_FLAG(int, threads, millrace::WorkerOptions().threads, "compute threads; 0: one per core");
+ABSL_FLAG(std::string, kv_memory, millrace::WorkerOptions().kv_memory, "memory of the KV pool, e.g. 512MiB or 2GiB");
+ABSL_FLAG(int, max_slots, millrace::WorkerOptions().max_slots, "sequences at once");
+ABSL_FLAG(int, max_rows, millrace::WorkerOptions().max_rows, "tokens of one step; at least max_slots");
+ABSL_FLAG(double, step_target_ms, millrace::WorkerOptions().step_target_ms,
+          "decoding steps take prefill as long as they are predicted to stay below");
+
+namespace {
+
+millrace::WorkerOptions OptionsFromFlags() {
+  millrace::WorkerOptions options;
+  options.model = absl::GetFlag(FLAGS_model);
+  options.model_name = absl::GetFlag(FLAGS_model_name);
+  options.listen = absl::GetFlag(FLAGS_listen);
+  options.insecure = absl::GetFlag(FLAGS_insecure);
+  options.worker_id = absl::GetFlag(FLAGS_worker_id);
+  options.threads = absl::GetFlag(FLAGS_threads);
+  options.kv_memory = absl::GetFlag(FLAGS_kv_memory);
+  options.max_slots = absl::GetFlag(FLAGS_max_slots);
+  options.max_rows = absl::GetFlag(FLAGS_max_rows);
+  options.step_target_ms = absl::GetFlag(FLAGS_step_target_ms);
+  return options;
+}
+
+int Fail(const std::string& message, int code) {
+  std::fprintf(stderr, "millrace-worker: %s\n", message.c_str());
+  return code;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  absl::SetProgramUsageMessage("serves one model to one router\n  millrace-worker --model=FOLDER [--listen=HOST:PORT]");
+  const std::vector<char*> arguments = absl::ParseCommandLine(argc, argv);
+  if (arguments.size() > 1) return Fail(std::string("argument \"") + arguments[1] + "\"; the limit is flags alone", 2);
+  const millrace::WorkerOptions options = OptionsFromFlags();
+  if (const absl::Status status = options.Validate(); !status.ok()) return Fail(std::string(status.message()), 2);
+
+  // Blocked before the first thread starts, so that every thread inherits it and sigwait below is the one place that
+  // sees them.
+  sigset_t signals;
+  sigemptyset(&signals);
+  sigaddset(&signals, SIGTERM);
+  sigaddset(&signals, SIGINT);
+  pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+
+  auto worker = millrace::WorkerServer::Start(options);
+  if (!worker.ok()) return Fail(worker.status().ToString(), 1);
+  std::printf("ready %s\n", (*worker)->address().c_str());
+  std::fflush(stdout);
+  int signal = 0;
+  sigwait(&signals, &signal);
+  return 0;
+}
