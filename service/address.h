@@ -2,9 +2,9 @@
 #pragma once
 
 #include <string>
-#include <string_view>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 
 namespace millrace {
 
@@ -16,6 +16,6 @@ struct Address {
   bool IsLoopback() const;  // 127.0.0.0/8, ::1 or localhost
 };
 
-absl::StatusOr<Address> ParseAddress(std::string_view text);
+absl::StatusOr<Address> ParseAddress(absl::string_view text);
 
 }  // namespace millrace

@@ -15,10 +15,10 @@ namespace {
 
 std::atomic<LogLevel> lowest_level{LogLevel::kInfo};
 
-constexpr std::string_view kNames[] = {"debug", "info", "warning", "error"};
+constexpr absl::string_view kNames[] = {"debug", "info", "warning", "error"};
 constexpr size_t kMaxValueBytes = 512;
 
-bool IsPlain(std::string_view value) {
+bool IsPlain(absl::string_view value) {
   return !value.empty() && std::all_of(value.begin(), value.end(), [](unsigned char c) {
     return c > 0x20 && c < 0x7f && c != '"' && c != '\\' && c != '=';
   });
@@ -28,12 +28,12 @@ bool IsPlain(std::string_view value) {
 
 void SetLogLevel(LogLevel lowest) { lowest_level.store(lowest, std::memory_order_relaxed); }
 
-void Log(LogLevel level, std::string_view event, std::initializer_list<LogField> fields) {
+void Log(LogLevel level, absl::string_view event, std::initializer_list<LogField> fields) {
   if (level < lowest_level.load(std::memory_order_relaxed)) return;
   std::string line = absl::StrCat(absl::FormatTime("%Y-%m-%dT%H:%M:%E6SZ", absl::Now(), absl::UTCTimeZone()), " ",
                                   kNames[static_cast<int>(level)], " ", event);
   for (const LogField& field : fields) {
-    const std::string_view value = field.value.Piece().substr(0, kMaxValueBytes);
+    const absl::string_view value = field.value.Piece().substr(0, kMaxValueBytes);
     absl::StrAppend(&line, " ", field.key, "=");
     if (IsPlain(value)) {
       absl::StrAppend(&line, value);

@@ -3,20 +3,20 @@
 #pragma once
 
 #include <initializer_list>
-#include <string_view>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 
 namespace millrace {
 
 enum class LogLevel { kDebug, kInfo, kWarning, kError };
 
 struct LogField {
-  std::string_view key;
+  absl::string_view key;
   const absl::AlphaNum& value;
 };
 
 void SetLogLevel(LogLevel lowest);  // default kInfo
-void Log(LogLevel level, std::string_view event, std::initializer_list<LogField> fields = {});
+void Log(LogLevel level, absl::string_view event, std::initializer_list<LogField> fields = {});
 
 }  // namespace millrace
