@@ -1,4 +1,5 @@
-// What a worker says about itself, checked on arrival: every number that sizes an allocation has a bound here.
+// The part of a worker's Ready that concerns the fleet: its names, and whether its vocabulary fits this router's tokenizer. Sizes,
+// costs and agreement among workers are the scheduler's to check.
 #pragma once
 
 #include "absl/status/status.h"

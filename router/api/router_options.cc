@@ -1,0 +1,47 @@
+#include "router/api/router_options.h"
+
+#include <algorithm>
+
+#include "absl/container/flat_hash_set.h"
+#include "absl/strings/str_cat.h"
+#include "service/address.h"
+
+namespace millrace {
+namespace {
+
+absl::Status InRange(absl::string_view flag, int64_t value, int64_t low, int64_t high) {
+  if (value >= low && value <= high) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("--", flag, " is ", value, "; the limit is ", low, " to ", high));
+}
+
+absl::Status CheckAddress(absl::string_view flag, const std::string& text, bool insecure, int least_port) {
+  const absl::StatusOr<Address> address = ParseAddress(text);
+  if (!address.ok()) return absl::InvalidArgumentError(absl::StrCat("--", flag, ": ", address.status().message()));
+  if (address->port < least_port) return InRange(absl::StrCat(flag, ": port"), address->port, least_port, 65535);
+  if (insecure || address->IsLoopback()) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("--", flag, " is ", text, ", beyond this machine in plaintext; "
+                                                 "only loopback is allowed without --insecure"));
+}
+
+}  // namespace
+
+absl::Status RouterOptions::Validate() const {
+  if (model.empty()) return absl::InvalidArgumentError("--model is empty; it must name a folder");
+  absl::Status status = InRange("workers: number of addresses", static_cast<int64_t>(workers.size()), 1, 1024);
+  status.Update(InRange("router_id: bytes", static_cast<int64_t>(router_id.size()), 1, 128));
+  status.Update(InRange("model_name: bytes", static_cast<int64_t>(model_name.size()), 0, 256));
+  status.Update(CheckAddress("listen", listen, insecure, 0));
+  absl::flat_hash_set<std::string> seen;
+  for (const std::string& worker : workers) {
+    status.Update(CheckAddress("workers", worker, insecure, 1));
+    if (!seen.insert(worker).second) status.Update(absl::InvalidArgumentError(absl::StrCat("--workers names ", worker, " twice")));
+  }
+  status.Update(InRange("max_calls", max_calls, 1, 1'000'000));
+  status.Update(InRange("max_request_bytes", max_request_bytes, 64 << 20, int64_t{1} << 50));
+  status.Update(InRange("drain_ms", drain_ms, 0, 3'600'000));
+  status.Update(InRange("max_queued_sequences", scheduler.max_queued_sequences, 1, 1'000'000));
+  status.Update(InRange("max_queued_tokens", scheduler.max_queued_tokens, 1, int64_t{1} << 32));
+  return status;
+}
+
+}  // namespace millrace

@@ -1,0 +1,40 @@
+// The whole router in one object: model text, fleet, services, and the gRPC server in front. Started once; stopped by Shutdown
+// or the destructor. main and the tests make one each.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <memory>
+
+#include "absl/status/statusor.h"
+#include "router/api/admin_service.h"
+#include "router/api/inference_service.h"
+#include "router/api/router_options.h"
+
+namespace millrace {
+
+class RouterServer {
+ public:
+  // Serves when this returns. `on_ready` is called once, from another thread, when the first worker is ready; until then the
+  // health service says NOT_SERVING.
+  static absl::StatusOr<std::unique_ptr<RouterServer>> Start(const RouterOptions& options, std::function<void()> on_ready);
+  ~RouterServer();
+
+  int port() const { return port_; }
+  // Takes no more calls, lets open ones go on for `grace`, then cancels them; then leaves the workers.
+  void Shutdown(std::chrono::milliseconds grace);
+
+ private:
+  RouterServer(const RouterOptions& options, std::unique_ptr<ServedModel> model, std::function<void()> on_ready);
+  absl::Status Listen(const RouterOptions& options);
+
+  const std::unique_ptr<const ServedModel> model_;
+  CallRegistry registry_;
+  Fleet fleet_;
+  InferenceService inference_;
+  AdminService admin_;
+  std::unique_ptr<grpc::Server> server_;
+  int port_ = 0;
+};
+
+}  // namespace millrace

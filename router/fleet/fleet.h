@@ -1,0 +1,113 @@
+// All workers of this router, and the lock around the Scheduler that decides for them. Inputs come from client calls, worker
+// streams and one timer thread; after each, still under the lock, what the scheduler wants done is taken over, and then, without
+// it, edits are written and sinks woken. Any thread may call. Lives from start-up to the end of the process.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/synchronization/mutex.h"
+#include "millrace/v1/admin.pb.h"
+#include "router/fleet/sequence_sink.h"
+#include "router/fleet/worker_session.h"
+#include "router/schedule/scheduler.h"
+
+namespace millrace {
+
+struct FleetOptions {
+  std::string router_id;
+  uint64_t epoch = 1;                  // later routers have higher ones
+  std::vector<std::string> addresses;  // of the workers, distinct
+  uint32_t tokenizer_vocab = 0;        // a model with fewer ids is refused
+  SchedulerOptions scheduler;
+  std::function<void()> on_first_ready;  // called once, when the first worker is ready
+};
+
+class Fleet final : private WorkerSession::Listener {
+ public:
+  explicit Fleet(FleetOptions options);
+  ~Fleet();  // stops
+  Fleet(const Fleet&) = delete;
+  Fleet& operator=(const Fleet&) = delete;
+
+  void Start();
+  void Stop();  // ends all streams and waits for that; sinks get nothing more
+
+  // Sequences of one request; `sink` gets their updates, from before this returns until each has ended or been cancelled.
+  absl::StatusOr<std::vector<SequenceId>> Submit(std::vector<SequenceSpec> specs, std::shared_ptr<SequenceSink> sink);
+  // Ends a sequence: no update follows. Nothing if it had ended already; then its last update has been pushed.
+  std::optional<SequenceOutcome> Cancel(SequenceId sequence);
+  absl::Status DrainWorker(const std::string& worker_id);
+
+  SchedulerCounts counts() const;
+  std::vector<v1::WorkerStatus> workers() const;
+  std::optional<worker::v1::Model> model() const;  // nothing until a worker has come
+  int64_t max_sequence_tokens() const;  // what the context and the largest pool allow; of the last workers when there are none
+  uint32_t num_ready_workers() const;
+
+ private:
+  // A configured address. Connecting, waiting for Ready, ready, or between two connections.
+  struct Member {
+    std::string address;
+    WorkerSession* session = nullptr;  // owns itself; null between connections
+    std::optional<WorkerId> worker;    // while ready
+    worker::v1::Ready ready;           // the latest
+    v1::WorkerStatus::State state = v1::WorkerStatus::STATE_CONNECTING;
+    std::string last_error;
+    bool draining = false;  // of this instance
+    bool ended_by_us = false;  // last_error says why
+    Time backoff = 0;
+    Time ready_at = 0;
+    Time wake_at = 0;  // without a session: connect; with one that is not ready: give up; else kNever
+  };
+  struct Live {
+    std::shared_ptr<SequenceSink> sink;  // shared with the client call, which may end first
+    int choice;
+  };
+  // What one input leaves to do without the lock.
+  struct Output {
+    std::vector<std::pair<WorkerSession*, worker::v1::Edit>> edits;  // claimed
+    std::vector<std::shared_ptr<SequenceSink>> sinks;                // pushed to
+  };
+
+  void OnMessage(WorkerSession* session, worker::v1::WorkerMessage& message) override;
+  void OnWritable(WorkerSession* session) override;
+  void OnEnd(WorkerSession* session, const grpc::Status& status) override;
+
+  Output TakeOutput() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  static void Deliver(Output output);
+  bool OnReady(Member& member, const worker::v1::Ready& ready, Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Refuse(Member& member, const absl::Status& why, Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Lose(Member& member, Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  std::string WorkerName(WorkerId worker) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
+
+  void RunTimer();
+  Time NextWake() const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
+  void SetWake(Member& member, Time when) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  std::vector<WorkerSession*> WakeMembers(Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool NoSessions() const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
+
+  const FleetOptions options_;
+  std::thread timer_;
+
+  mutable absl::Mutex mutex_;
+  Scheduler scheduler_ ABSL_GUARDED_BY(mutex_);
+  std::vector<Member> members_ ABSL_GUARDED_BY(mutex_);
+  absl::flat_hash_map<WorkerId, size_t> member_of_ ABSL_GUARDED_BY(mutex_);
+  absl::flat_hash_map<SequenceId, Live> live_ ABSL_GUARDED_BY(mutex_);
+  int64_t max_sequence_tokens_ ABSL_GUARDED_BY(mutex_) = 0;
+  bool any_ready_ ABSL_GUARDED_BY(mutex_) = false;
+  Time members_due_ ABSL_GUARDED_BY(mutex_) = 0;  // the earliest wake_at
+  Time timer_due_ ABSL_GUARDED_BY(mutex_) = 0;    // what the timer thread waits for
+  bool timer_poked_ ABSL_GUARDED_BY(mutex_) = false;
+  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+};
+
+}  // namespace millrace

@@ -1,0 +1,103 @@
+// millrace-router: flags, one RouterServer, and the wait for a signal. Prints `ready HOST:PORT` on stdout once it serves and a
+// worker is ready. Exit code 2: it could not start with these flags.
+#include <cstdio>
+#include <iostream>
+
+#include "absl/flags/flag.h"
+#include "absl/flags/parse.h"
+#include "absl/flags/usage.h"
+#include "absl/strings/str_cat.h"
+#include "google/protobuf/stubs/logging.h"
+#include "router/api/router_server.h"
+#include "service/address.h"
+#include "service/log.h"
+#include "service/signals.h"
+
+ABSL_FLAG(std::string, model, "", "folder with tokenizer.json and the chat template");
+ABSL_FLAG(std::string, model_name, "", "what clients call the model; default: the folder's name");
+ABSL_FLAG(std::string, listen, millrace::RouterOptions().listen, "HOST:PORT to serve on; port 0: any free one");
+ABSL_FLAG(std::vector<std::string>, workers, {}, "HOST:PORT of every worker, separated by commas");
+ABSL_FLAG(std::string, router_id, millrace::RouterOptions().router_id, "this router's name");
+ABSL_FLAG(uint64_t, epoch, 0, "higher than that of earlier routers; 0: unix time in microseconds");
+ABSL_FLAG(bool, insecure, false, "allow plaintext connections beyond this machine");
+ABSL_FLAG(int64_t, max_calls, millrace::RouterOptions().max_calls, "open Generate calls");
+ABSL_FLAG(int64_t, max_request_bytes, millrace::RouterOptions().max_request_bytes, "memory for requests being received");
+ABSL_FLAG(int64_t, max_queued_sequences, millrace::SchedulerOptions().max_queued_sequences, "sequences that wait");
+ABSL_FLAG(int64_t, max_queued_tokens, millrace::SchedulerOptions().max_queued_tokens, "prompt tokens that wait");
+ABSL_FLAG(int64_t, drain_ms, millrace::RouterOptions().drain_ms, "how long open calls may go on after SIGTERM");
+
+namespace millrace {
+namespace {
+
+RouterOptions OptionsFromFlags() {
+  RouterOptions options;
+  options.model = absl::GetFlag(FLAGS_model);
+  options.model_name = absl::GetFlag(FLAGS_model_name);
+  options.listen = absl::GetFlag(FLAGS_listen);
+  options.workers = absl::GetFlag(FLAGS_workers);
+  options.router_id = absl::GetFlag(FLAGS_router_id);
+  options.epoch = absl::GetFlag(FLAGS_epoch);
+  options.insecure = absl::GetFlag(FLAGS_insecure);
+  options.max_calls = absl::GetFlag(FLAGS_max_calls);
+  options.max_request_bytes = absl::GetFlag(FLAGS_max_request_bytes);
+  options.drain_ms = absl::GetFlag(FLAGS_drain_ms);
+  options.scheduler.max_queued_sequences = absl::GetFlag(FLAGS_max_queued_sequences);
+  options.scheduler.max_queued_tokens = absl::GetFlag(FLAGS_max_queued_tokens);
+  return options;
+}
+
+// The port is known only after the server has started, and the first worker may be quicker.
+class ReadyLine {
+ public:
+  void SetAddress(std::string address) {
+    absl::MutexLock lock(&mutex_);
+    address_ = std::move(address);
+    PrintOnce();
+  }
+  void SetReady() {
+    absl::MutexLock lock(&mutex_);
+    ready_ = true;
+    PrintOnce();
+  }
+
+ private:
+  void PrintOnce() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    if (ready_ && !address_.empty()) std::cout << "ready " << address_ << std::endl;
+  }
+  absl::Mutex mutex_;
+  std::string address_ ABSL_GUARDED_BY(mutex_);
+  bool ready_ ABSL_GUARDED_BY(mutex_) = false;
+};
+
+int Run() {
+  ShutdownSignals signals;
+  // Protobuf logs every string that is not UTF-8; the client is told instead.
+  google::protobuf::SetLogHandler(nullptr);
+  const RouterOptions options = OptionsFromFlags();
+  ReadyLine ready_line;
+  absl::StatusOr<std::unique_ptr<RouterServer>> server = RouterServer::Start(options, [&] { ready_line.SetReady(); });
+  if (!server.ok()) {
+    std::cerr << "millrace-router: " << server.status().message() << std::endl;
+    return 2;
+  }
+  Address address = *ParseAddress(options.listen);
+  address.port = (*server)->port();
+  ready_line.SetAddress(address.ToString());
+  const int signal = signals.Wait();
+  Log(LogLevel::kInfo, "shutting_down", {{"signal", signal}, {"drain_ms", options.drain_ms}});
+  (*server)->Shutdown(std::chrono::milliseconds(options.drain_ms));
+  return 0;
+}
+
+}  // namespace
+}  // namespace millrace
+
+int main(int argc, char** argv) {
+  absl::SetProgramUsageMessage("Serves a language model to clients from a set of workers.\n  millrace-router --model DIR --workers HOST:PORT,…");
+  const std::vector<char*> rest = absl::ParseCommandLine(argc, argv);
+  if (rest.size() > 1) {
+    std::fprintf(stderr, "millrace-router: unknown argument \"%s\"; all arguments are flags\n", rest[1]);
+    return 2;
+  }
+  return millrace::Run();
+}
