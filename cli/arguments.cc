@@ -10,9 +10,9 @@
 namespace millrace {
 namespace {
 
-absl::Status Store(std::string_view name, std::string_view text, double least, double most,
+absl::Status Store(absl::string_view name, absl::string_view text, double least, double most,
                    std::variant<std::string*, bool*, int64_t*, double*> value) {
-  const auto refuse = [&](std::string_view want) {
+  const auto refuse = [&](absl::string_view want) {
     return absl::InvalidArgumentError(absl::StrCat("--", name, " takes ", want, ", not '", text, "'"));
   };
   if (auto** out = std::get_if<std::string*>(&value)) {
@@ -37,7 +37,7 @@ std::string DefaultOf(const std::variant<std::string*, bool*, int64_t*, double*>
   return "";
 }
 
-size_t EditDistance(std::string_view a, std::string_view b) {
+size_t EditDistance(absl::string_view a, absl::string_view b) {
   std::vector<size_t> row(b.size() + 1);
   for (size_t j = 0; j <= b.size(); ++j) row[j] = j;
   for (size_t i = 1; i <= a.size(); ++i) {
@@ -53,30 +53,30 @@ size_t EditDistance(std::string_view a, std::string_view b) {
 
 }  // namespace
 
-void Arguments::Add(std::string_view name, std::string* value, std::string_view help) {
+void Arguments::Add(absl::string_view name, std::string* value, absl::string_view help) {
   flags_.push_back({name, help, value});
 }
-void Arguments::Add(std::string_view name, bool* value, std::string_view help) { flags_.push_back({name, help, value}); }
-void Arguments::Add(std::string_view name, int64_t* value, int64_t least, int64_t most, std::string_view help) {
+void Arguments::Add(absl::string_view name, bool* value, absl::string_view help) { flags_.push_back({name, help, value}); }
+void Arguments::Add(absl::string_view name, int64_t* value, int64_t least, int64_t most, absl::string_view help) {
   flags_.push_back({name, help, value, static_cast<double>(least), static_cast<double>(most)});
 }
-void Arguments::Add(std::string_view name, double* value, double least, double most, std::string_view help) {
+void Arguments::Add(absl::string_view name, double* value, double least, double most, absl::string_view help) {
   flags_.push_back({name, help, value, least, most});
 }
 
-Arguments::Flag* Arguments::Find(std::string_view name) {
+Arguments::Flag* Arguments::Find(absl::string_view name) {
   const auto flag = std::find_if(flags_.begin(), flags_.end(), [&](const Flag& f) { return f.name == name; });
   return flag == flags_.end() ? nullptr : &*flag;
 }
 
-bool Arguments::given(std::string_view name) const {
+bool Arguments::given(absl::string_view name) const {
   return std::any_of(flags_.begin(), flags_.end(), [&](const Flag& f) { return f.name == name && f.given; });
 }
 
-absl::Status Arguments::Unknown(std::string_view name) const {
-  std::vector<std::string_view> names = {"help"};
+absl::Status Arguments::Unknown(absl::string_view name) const {
+  std::vector<absl::string_view> names = {"help"};
   for (const Flag& flag : flags_) names.push_back(flag.name);
-  const std::string_view closest = ClosestWord(name, names);
+  const absl::string_view closest = ClosestWord(name, names);
   return absl::InvalidArgumentError(
       absl::StrCat("unknown flag --", name, closest.empty() ? "" : absl::StrCat("; did you mean --", closest, "?")));
 }
@@ -84,7 +84,7 @@ absl::Status Arguments::Unknown(std::string_view name) const {
 absl::Status Arguments::Parse(absl::Span<const std::string> words) {
   bool flags_ended = false, positional_seen = false;
   for (size_t i = 0; i < words.size(); ++i) {
-    std::string_view word = words[i];
+    absl::string_view word = words[i];
     if (!flags_ended && word == "--") {
       flags_ended = true;
     } else if (flags_ended || word.size() < 2 || word[0] != '-') {
@@ -92,7 +92,7 @@ absl::Status Arguments::Parse(absl::Span<const std::string> words) {
         return absl::InvalidArgumentError(absl::StrCat("unexpected argument '", word, "'"));
       }
       positional_seen = true;
-      *positional_ = word;
+      *positional_ = std::string(word);
     } else if (word == "--help" || word == "-h") {
       help_wanted_ = true;
     } else {
@@ -100,8 +100,8 @@ absl::Status Arguments::Parse(absl::Span<const std::string> words) {
       const size_t equals = word.find('=');
       Flag* flag = Find(word.substr(0, equals));
       if (flag == nullptr) return Unknown(word.substr(0, equals));
-      std::string_view value = "true";
-      if (equals != std::string_view::npos) {
+      absl::string_view value = "true";
+      if (equals != absl::string_view::npos) {
         value = word.substr(equals + 1);
       } else if (!std::holds_alternative<bool*>(flag->value)) {
         if (++i == words.size()) return absl::InvalidArgumentError(absl::StrCat("--", flag->name, " needs a value"));
@@ -122,10 +122,10 @@ std::string Arguments::Help() const {
   return absl::StrCat(help, absl::StrFormat("  --%-20s %s\n", "help", "print this"), "\nexample:\n  ", example_, "\n");
 }
 
-std::string_view ClosestWord(std::string_view word, absl::Span<const std::string_view> words) {
-  std::string_view closest;
+absl::string_view ClosestWord(absl::string_view word, absl::Span<const absl::string_view> words) {
+  absl::string_view closest;
   size_t least = std::min<size_t>(word.size(), 64) / 2 + 1;
-  for (const std::string_view candidate : words) {
+  for (const absl::string_view candidate : words) {
     const size_t distance = EditDistance(word.substr(0, 64), candidate);
     if (distance < least) {
       least = distance;
@@ -135,10 +135,10 @@ std::string_view ClosestWord(std::string_view word, absl::Span<const std::string
   return closest;
 }
 
-absl::Status CheckAddress(std::string_view flag, std::string_view address) {
+absl::Status CheckAddress(absl::string_view flag, absl::string_view address) {
   const size_t colon = address.rfind(':');
   int port = 0;
-  if (colon == std::string_view::npos || colon == 0 || !absl::SimpleAtoi(address.substr(colon + 1), &port) || port < 1 ||
+  if (colon == absl::string_view::npos || colon == 0 || !absl::SimpleAtoi(address.substr(colon + 1), &port) || port < 1 ||
       port > 65535 || (address[0] != '[' && address.find(':') != colon)) {
     return absl::InvalidArgumentError(absl::StrCat("--", flag, " takes HOST:PORT, not '", address, "'"));
   }

@@ -4,11 +4,11 @@
 
 #include <cstdint>
 #include <string>
-#include <string_view>
 #include <variant>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 
 namespace millrace {
@@ -16,41 +16,41 @@ namespace millrace {
 class Arguments {
  public:
   // `usage` is the line after "usage: millrace ", `about` one sentence, `example` a whole command line.
-  Arguments(std::string_view usage, std::string_view about, std::string_view example)
+  Arguments(absl::string_view usage, absl::string_view about, absl::string_view example)
       : usage_(usage), about_(about), example_(example) {}
 
-  void Add(std::string_view name, std::string* value, std::string_view help);
-  void Add(std::string_view name, bool* value, std::string_view help);
-  void Add(std::string_view name, int64_t* value, int64_t least, int64_t most, std::string_view help);
-  void Add(std::string_view name, double* value, double least, double most, std::string_view help);
+  void Add(absl::string_view name, std::string* value, absl::string_view help);
+  void Add(absl::string_view name, bool* value, absl::string_view help);
+  void Add(absl::string_view name, int64_t* value, int64_t least, int64_t most, absl::string_view help);
+  void Add(absl::string_view name, double* value, double least, double most, absl::string_view help);
   void TakePositional(std::string* value) { positional_ = value; }  // at most one; not set: none is allowed
 
   // INVALID_ARGUMENT names the flag, the value and the limit; an unknown flag comes with its nearest neighbour.
   absl::Status Parse(absl::Span<const std::string> words);
   bool help_wanted() const { return help_wanted_; }
-  bool given(std::string_view name) const;  // on the command line, whatever its value
+  bool given(absl::string_view name) const;  // on the command line, whatever its value
   std::string Help() const;
 
  private:
   struct Flag {
-    std::string_view name, help;
+    absl::string_view name, help;
     std::variant<std::string*, bool*, int64_t*, double*> value;
     double least = 0, most = 0;
     bool given = false;
   };
-  Flag* Find(std::string_view name);
-  absl::Status Unknown(std::string_view name) const;
+  Flag* Find(absl::string_view name);
+  absl::Status Unknown(absl::string_view name) const;
 
-  std::string_view usage_, about_, example_;
+  absl::string_view usage_, about_, example_;
   std::vector<Flag> flags_;
   std::string* positional_ = nullptr;
   bool help_wanted_ = false;
 };
 
 // The word of `words` with the fewest edits to `word`; empty when none is within half its length.
-std::string_view ClosestWord(std::string_view word, absl::Span<const std::string_view> words);
+absl::string_view ClosestWord(absl::string_view word, absl::Span<const absl::string_view> words);
 
 // HOST:PORT with a port of 1 … 65535; a literal IPv6 host stands in brackets.
-absl::Status CheckAddress(std::string_view flag, std::string_view address);
+absl::Status CheckAddress(absl::string_view flag, absl::string_view address);
 
 }  // namespace millrace

@@ -5,16 +5,16 @@
 #include <istream>
 #include <ostream>
 #include <string>
-#include <string_view>
 
 #include "absl/status/status.h"
+#include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "cli/arguments.h"
 
 namespace millrace {
 
 inline constexpr int kExitOk = 0, kExitFailed = 1, kExitUsage = 2;
-inline constexpr std::string_view kDefaultRouter = "127.0.0.1:7400";
+inline constexpr absl::string_view kDefaultRouter = "127.0.0.1:7400";
 
 struct Terminal {
   std::istream& in;

@@ -54,10 +54,6 @@ absl::Status Check(const Options& options, const Arguments& arguments) {
   return absl::OkStatus();
 }
 
-grpc::Status ToGrpc(const absl::Status& status) {
-  return {static_cast<grpc::StatusCode>(status.code()), std::string(status.message())};
-}
-
 int CompleteLines(v1::InferenceService::Stub& stub, size_t concurrency, Terminal terminal) {
   OrderedLines lines(terminal.out, concurrency);
   std::string line;
@@ -66,7 +62,7 @@ int CompleteLines(v1::InferenceService::Stub& stub, size_t concurrency, Terminal
     const uint64_t number = lines.Reserve();
     absl::StatusOr<CompletionRequest> parsed = ParseCompletion(line);
     if (!parsed.ok()) {
-      lines.Finish(number, DumpLine(ErrorJson(ToGrpc(parsed.status()))));
+      lines.Finish(number, DumpLine(ErrorJson(parsed.status())));
       continue;
     }
     std::optional<std::chrono::milliseconds> timeout;
@@ -103,7 +99,7 @@ int CompleteText(v1::InferenceService::Stub& stub, const Options& options, const
   while (reader->Read(&piece)) terminal.out << piece.text() << std::flush;
   const grpc::Status status = reader->Finish();
   terminal.out << std::endl;
-  return status.ok() ? kExitOk : Fail(terminal, CallError(status));
+  return status.ok() ? kExitOk : Fail(terminal, ToAbsl(status));
 }
 
 }  // namespace

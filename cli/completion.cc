@@ -1,8 +1,6 @@
 #include "cli/completion.h"
 
-#include <array>
-
-#include "absl/strings/str_cat.h"
+#include "absl/status/status.h"
 
 namespace millrace {
 namespace {
@@ -47,8 +45,8 @@ void Completion::Add(const v1::GenerateResponse& piece) {
 }
 
 OrderedJson Completion::Json(const grpc::Status& status, bool several_choices) const {
-  if (!status.ok()) return ErrorJson(status);
-  const grpc::Status unfinished(grpc::StatusCode::INTERNAL, "the stream ended before the answer did");
+  if (!status.ok()) return ErrorJson(ToAbsl(status));
+  const absl::Status unfinished = absl::InternalError("the stream ended before the answer did");
   if (choices_.empty()) return ErrorJson(unfinished);
   OrderedJson list = OrderedJson::array();
   for (const v1::GenerateResponse& choice : choices_) {
@@ -58,17 +56,12 @@ OrderedJson Completion::Json(const grpc::Status& status, bool several_choices) c
   return several_choices ? OrderedJson{{"choices", std::move(list)}} : list[0];
 }
 
-std::string StatusName(grpc::StatusCode code) {
-  static constexpr std::array<const char*, 17> kNames = {
-      "OK",           "CANCELLED",          "UNKNOWN",   "INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "NOT_FOUND",
-      "ALREADY_EXISTS", "PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION", "ABORTED", "OUT_OF_RANGE",
-      "UNIMPLEMENTED", "INTERNAL",          "UNAVAILABLE", "DATA_LOSS",      "UNAUTHENTICATED"};
-  const size_t index = static_cast<size_t>(code);
-  return index < kNames.size() ? kNames[index] : absl::StrCat("STATUS_", index);
+absl::Status ToAbsl(const grpc::Status& status) {
+  return absl::Status(static_cast<absl::StatusCode>(status.error_code()), status.error_message());
 }
 
-OrderedJson ErrorJson(const grpc::Status& status) {
-  return {{"error", StatusName(status.error_code())}, {"message", status.error_message()}};
+OrderedJson ErrorJson(const absl::Status& status) {
+  return {{"error", absl::StatusCodeToString(status.code())}, {"message", std::string(status.message())}};
 }
 
 std::string DumpLine(const OrderedJson& json) { return json.dump(-1, ' ', false, OrderedJson::error_handler_t::replace); }

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "grpcpp/support/status.h"
 #include "millrace/v1/inference.pb.h"
 #include "nlohmann/json.hpp"
@@ -23,9 +24,8 @@ class Completion {
   std::vector<v1::GenerateResponse> choices_;  // by index, all pieces merged into one
 };
 
-// "INVALID_ARGUMENT" and so on.
-std::string StatusName(grpc::StatusCode code);
-nlohmann::ordered_json ErrorJson(const grpc::Status& status);
+absl::Status ToAbsl(const grpc::Status& status);  // the two share their codes
+nlohmann::ordered_json ErrorJson(const absl::Status& status);
 // One line of output, without its end.
 std::string DumpLine(const nlohmann::ordered_json& json);
 

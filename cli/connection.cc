@@ -4,7 +4,6 @@
 #include <limits>
 
 #include "absl/strings/str_cat.h"
-#include "cli/completion.h"
 #include "grpcpp/create_channel.h"
 #include "grpcpp/security/credentials.h"
 #include "grpcpp/support/channel_arguments.h"
@@ -29,12 +28,6 @@ absl::StatusOr<std::shared_ptr<grpc::Channel>> Connect(const std::string& addres
     return absl::UnavailableError(absl::StrCat("cannot reach ", address, ": ", status.error_message()));
   }
   return channel;
-}
-
-absl::Status CallError(const grpc::Status& status) {
-  if (status.ok()) return absl::OkStatus();
-  return absl::Status(static_cast<absl::StatusCode>(status.error_code()),
-                      absl::StrCat(StatusName(status.error_code()), ": ", status.error_message()));
 }
 
 }  // namespace millrace

@@ -6,14 +6,10 @@
 
 #include "absl/status/statusor.h"
 #include "grpcpp/channel.h"
-#include "grpcpp/support/status.h"
 
 namespace millrace {
 
 // Waits at most ten seconds for the connection; "cannot reach HOST:PORT: why" otherwise.
 absl::StatusOr<std::shared_ptr<grpc::Channel>> Connect(const std::string& address);
-
-// A failed call as an error for the terminal: "NAME: message".
-absl::Status CallError(const grpc::Status& status);
 
 }  // namespace millrace

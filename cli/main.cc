@@ -12,16 +12,13 @@ namespace millrace {
 namespace {
 
 struct Command {
-  std::string_view name, about;
+  absl::string_view name, about;
   int (*run)(Words, Terminal);
 };
-constexpr std::array<Command, 6> kCommands = {{
+constexpr std::array<Command, 3> kCommands = {{
     {"up", "start a cluster on this machine: a router and its workers", RunUp},
-    {"chat", "talk to a model", RunChat},
     {"complete", "complete a prompt, or one JSON request a line", RunComplete},
     {"tokenize", "tokenize, detokenize and render chats without a cluster", RunTokenize},
-    {"status", "show what the cluster is doing", RunStatus},
-    {"bench", "measure latency and throughput", RunBench},
 }};
 
 void PrintHelp(std::ostream& out) {
@@ -43,12 +40,12 @@ int Main(std::vector<std::string> words) {
     PrintHelp(std::cout);
     return kExitOk;
   }
-  std::vector<std::string_view> names;
+  std::vector<absl::string_view> names;
   for (const Command& command : kCommands) {
     if (command.name == words[0]) return command.run(Words(words).subspan(1), terminal);
     names.push_back(command.name);
   }
-  const std::string_view closest = ClosestWord(words[0], names);
+  const absl::string_view closest = ClosestWord(words[0], names);
   return Fail(terminal,
               absl::InvalidArgumentError(absl::StrCat("unknown command '", words[0], "'",
                                                       closest.empty() ? "; see millrace --help" : "; did you mean ", closest,

@@ -4,6 +4,7 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "cli/completion.h"
 #include "router/text/json.h"
 
 namespace millrace {
@@ -12,16 +13,14 @@ namespace {
 using Json = nlohmann::ordered_json;
 using google::protobuf::FieldDescriptor;
 
-std::string Dump(const Json& value) { return value.dump(-1, ' ', false, Json::error_handler_t::replace); }
-
-absl::Status WrongType(std::string_view field, std::string_view want, const Json& value) {
-  std::string shown = Dump(value);
+absl::Status WrongType(absl::string_view field, absl::string_view want, const Json& value) {
+  std::string shown = DumpLine(value);
   if (shown.size() > 80) shown = absl::StrCat(shown.substr(0, 80), "…");
   return absl::InvalidArgumentError(absl::StrCat(field, ": ", want, ", not ", shown));
 }
 
 template <typename Integer>
-absl::StatusOr<Integer> IntegerOf(std::string_view field, const Json& value) {
+absl::StatusOr<Integer> IntegerOf(absl::string_view field, const Json& value) {
   using Limits = std::numeric_limits<Integer>;
   if (value.is_number_unsigned() && value.get<uint64_t>() <= static_cast<uint64_t>(Limits::max())) {
     return static_cast<Integer>(value.get<uint64_t>());
@@ -33,7 +32,7 @@ absl::StatusOr<Integer> IntegerOf(std::string_view field, const Json& value) {
   return WrongType(field, absl::StrCat("an integer of ", Limits::min(), " … ", Limits::max()), value);
 }
 
-absl::StatusOr<float> FloatOf(std::string_view field, const Json& value) {
+absl::StatusOr<float> FloatOf(absl::string_view field, const Json& value) {
   if (!value.is_number()) return WrongType(field, "a number", value);
   return static_cast<float>(value.get<double>());
 }
@@ -149,23 +148,23 @@ absl::Status AddMessage(const Json& value, v1::Chat& chat) {
     (key == "role" ? *message.mutable_role() : *message.mutable_content()) = *std::move(text);
   }
   if (!value.contains("role")) return absl::InvalidArgumentError(absl::StrCat(name, ": no role"));
-  if (!extra.empty()) message.set_extra_json(Dump(extra));
+  if (!extra.empty()) message.set_extra_json(DumpLine(extra));
   return absl::OkStatus();
 }
 
 }  // namespace
 
-absl::StatusOr<bool> BoolOf(std::string_view field, const Json& value) {
+absl::StatusOr<bool> BoolOf(absl::string_view field, const Json& value) {
   if (!value.is_boolean()) return WrongType(field, "true or false", value);
   return value.get<bool>();
 }
 
-absl::StatusOr<std::string> StringOf(std::string_view field, const Json& value) {
+absl::StatusOr<std::string> StringOf(absl::string_view field, const Json& value) {
   if (!value.is_string()) return WrongType(field, "a string", value);
   return value.get<std::string>();
 }
 
-absl::Status AppendTokenIds(std::string_view field, const Json& value, google::protobuf::RepeatedField<int32_t>& ids) {
+absl::Status AppendTokenIds(absl::string_view field, const Json& value, google::protobuf::RepeatedField<int32_t>& ids) {
   if (!value.is_array()) return WrongType(field, "a list of integers", value);
   for (const Json& item : value) {
     absl::StatusOr<int32_t> id = IntegerOf<int32_t>(absl::StrCat(field, "[", ids.size(), "]"), item);
@@ -175,7 +174,7 @@ absl::Status AppendTokenIds(std::string_view field, const Json& value, google::p
   return absl::OkStatus();
 }
 
-absl::StatusOr<bool> SetChatField(std::string_view key, const Json& value, v1::Chat& chat) {
+absl::StatusOr<bool> SetChatField(absl::string_view key, const Json& value, v1::Chat& chat) {
   if (key == "messages") {
     if (!value.is_array()) return WrongType(key, "a list of objects", value);
     for (const Json& item : value) {
@@ -183,10 +182,10 @@ absl::StatusOr<bool> SetChatField(std::string_view key, const Json& value, v1::C
     }
   } else if (key == "tools") {
     if (!value.is_array()) return WrongType(key, "a list of objects", value);
-    chat.set_tools_json(Dump(value));
+    chat.set_tools_json(DumpLine(value));
   } else if (key == "chat_template_kwargs") {
     if (!value.is_object()) return WrongType(key, "an object", value);
-    chat.set_template_kwargs_json(Dump(value));
+    chat.set_template_kwargs_json(DumpLine(value));
   } else if (key == "add_generation_prompt") {
     absl::StatusOr<bool> wanted = BoolOf(key, value);
     if (!wanted.ok()) return wanted.status();
@@ -197,7 +196,7 @@ absl::StatusOr<bool> SetChatField(std::string_view key, const Json& value, v1::C
   return true;
 }
 
-absl::StatusOr<CompletionRequest> ParseCompletion(std::string_view line) {
+absl::StatusOr<CompletionRequest> ParseCompletion(const std::string& line) {
   absl::StatusOr<Json> json = ParseOrderedJson(line, "request");
   if (!json.ok()) return json.status();
   if (!json->is_object()) return WrongType("request", "an object", *json);

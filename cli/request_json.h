@@ -4,10 +4,11 @@
 
 #include <cstdint>
 #include <optional>
-#include <string_view>
+#include <string>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "millrace/v1/inference.pb.h"
 #include "nlohmann/json.hpp"
 
@@ -18,14 +19,14 @@ struct CompletionRequest {
   std::optional<int64_t> deadline_ms;  // from when the call starts
 };
 // INVALID_ARGUMENT names the field.
-absl::StatusOr<CompletionRequest> ParseCompletion(std::string_view line);
+absl::StatusOr<CompletionRequest> ParseCompletion(const std::string& line);
 
 // `messages` or one of its companions: true when `key` is such a field, which is then put into `chat`.
-absl::StatusOr<bool> SetChatField(std::string_view key, const nlohmann::ordered_json& value, v1::Chat& chat);
+absl::StatusOr<bool> SetChatField(absl::string_view key, const nlohmann::ordered_json& value, v1::Chat& chat);
 
-absl::StatusOr<bool> BoolOf(std::string_view field, const nlohmann::ordered_json& value);
-absl::StatusOr<std::string> StringOf(std::string_view field, const nlohmann::ordered_json& value);
-absl::Status AppendTokenIds(std::string_view field, const nlohmann::ordered_json& value,
+absl::StatusOr<bool> BoolOf(absl::string_view field, const nlohmann::ordered_json& value);
+absl::StatusOr<std::string> StringOf(absl::string_view field, const nlohmann::ordered_json& value);
+absl::Status AppendTokenIds(absl::string_view field, const nlohmann::ordered_json& value,
                             google::protobuf::RepeatedField<int32_t>& ids);
 
 }  // namespace millrace
