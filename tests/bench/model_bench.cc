@@ -1,5 +1,6 @@
-// model_bench --model DIR [--threads N] [--json]: tokens per second of a model on this machine, medians of several runs, and the bytes
-// and floating-point operations of a token, so that shares of the machine's bandwidth and arithmetic peak can be stated.
+// model_bench --model DIR [--threads N] [--json]: tokens per second of a model on this machine, medians of several
+// runs, and the bytes and floating-point operations of a token, so that shares of the machine's bandwidth and
+// arithmetic peak can be stated.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -82,7 +83,8 @@ class Bench {
 
 // Weights that multiply every token.
 double NumWeights(const ModelConfig& config, bool with_lm_head) {
-  const double hidden = config.hidden_size, q = config.num_heads * config.head_dim, kv = config.num_kv_heads * config.head_dim;
+  const double hidden = config.hidden_size, q = config.num_heads * config.head_dim,
+               kv = config.num_kv_heads * config.head_dim;
   const double layer = hidden * (q + 2 * kv) + q * hidden + 3.0 * hidden * config.intermediate_size;
   return config.num_layers * layer + (with_lm_head ? hidden * config.vocab_size : 0);
 }
@@ -119,8 +121,12 @@ int Main(int argc, char** argv) {
     return 1;
   }
   const int64_t kv_tokens = int64_t{kMaxBatch} * kPrefillTokens;
-  const int64_t token_bytes = int64_t{2} * config->num_layers * config->num_kv_heads * config->head_dim * int64_t{sizeof(float)};
-  auto runner = ModelRunner::Load({.model_dir = model, .kv_bytes = kv_tokens * token_bytes, .max_rows = kPrefillTokens, .max_logit_rows = kMaxBatch},
+  const int64_t token_bytes =
+      int64_t{2} * config->num_layers * config->num_kv_heads * config->head_dim * int64_t{sizeof(float)};
+  auto runner = ModelRunner::Load({.model_dir = model,
+                                   .kv_bytes = kv_tokens * token_bytes,
+                                   .max_rows = kPrefillTokens,
+                                   .max_logit_rows = kMaxBatch},
                                   Stream::OpenCpu(threads));
   if (!runner.ok()) {
     std::fprintf(stderr, "%s\n", std::string(runner.status().message()).c_str());
@@ -138,11 +144,12 @@ int Main(int argc, char** argv) {
   const double prefill_flops =
       2 * NumWeights(*config, false) + 2 * lm_head / kPrefillTokens + AttentionFlops(*config, kPrefillTokens / 2.0);
   if (json) {
-    std::printf("{\"decode_tok_s_batch1\": %.2f, \"decode_tok_s_batch16\": %.2f, \"prefill_tok_s_512\": %.2f, \"threads\": %d, "
-                "\"load_seconds\": %.3f, \"bytes_per_token_batch1\": %.0f, \"bytes_per_token_batch16\": %.0f, "
-                "\"flop_per_token_decode\": %.0f, \"flop_per_token_prefill\": %.0f}\n",
-                batch1, batch16, prefill, threads, load_seconds, weight_bytes + kv_bytes, weight_bytes / kMaxBatch + kv_bytes, decode_flops,
-                prefill_flops);
+    std::printf(
+        "{\"decode_tok_s_batch1\": %.2f, \"decode_tok_s_batch16\": %.2f, \"prefill_tok_s_512\": %.2f, \"threads\": %d, "
+        "\"load_seconds\": %.3f, \"bytes_per_token_batch1\": %.0f, \"bytes_per_token_batch16\": %.0f, "
+        "\"flop_per_token_decode\": %.0f, \"flop_per_token_prefill\": %.0f}\n",
+        batch1, batch16, prefill, threads, load_seconds, weight_bytes + kv_bytes, weight_bytes / kMaxBatch + kv_bytes,
+        decode_flops, prefill_flops);
     return 0;
   }
   const double giga = 1e-9;
@@ -151,7 +158,8 @@ int Main(int argc, char** argv) {
               batch1 * (weight_bytes + kv_bytes) * giga, batch1 * decode_flops * giga);
   std::printf("decode,  batch %d, context %d: %8.1f tok/s %7.2f GB/s %7.2f GFLOP/s\n", kMaxBatch, kContext, batch16,
               batch16 * (weight_bytes / kMaxBatch + kv_bytes) * giga, batch16 * decode_flops * giga);
-  std::printf("prefill, %d tokens:           %8.1f tok/s              %7.2f GFLOP/s\n", kPrefillTokens, prefill, prefill * prefill_flops * giga);
+  std::printf("prefill, %d tokens:           %8.1f tok/s              %7.2f GFLOP/s\n", kPrefillTokens, prefill,
+              prefill * prefill_flops * giga);
   return 0;
 }
 

@@ -1,5 +1,5 @@
-// Cuts one allocation into 64-byte aligned pieces, in order. A layout is written once and carved twice: from null to learn its size,
-// then from the memory. Lives for one call.
+// Cuts one allocation into 64-byte aligned pieces, in order. A layout is written once and carved twice: from null to
+// learn its size, then from the memory. Lives for one call.
 #pragma once
 
 #include <cstddef>

@@ -12,7 +12,8 @@ constexpr int64_t kMaxIndexBytes = 64 << 20;
 constexpr size_t kMaxShards = 4096;
 
 bool IsFileName(const std::string& name) {
-  return !name.empty() && name != "." && name != ".." && name.find_first_of(std::string("/\\\0", 3)) == std::string::npos;
+  return !name.empty() && name != "." && name != ".." &&
+         name.find_first_of(std::string("/\\\0", 3)) == std::string::npos;
 }
 
 }  // namespace
@@ -38,20 +39,22 @@ absl::StatusOr<Checkpoint> Checkpoint::Open(const std::filesystem::path& model_d
   std::map<std::string, size_t> shard_ids;  // by file name
   for (const auto& [name, shard] : (*index)["weight_map"].items()) {
     if (!shard.is_string() || !IsFileName(shard.get<std::string>())) {
-      return absl::InvalidArgumentError(absl::StrCat(index_path.string(), ": tensor ", Quote(name), " is in ", Quote(shard),
-                                                     "; it must be a file name, without a folder"));
+      return absl::InvalidArgumentError(absl::StrCat(index_path.string(), ": tensor ", Quote(name), " is in ",
+                                                     Quote(shard), "; it must be a file name, without a folder"));
     }
     const auto [it, is_new] = shard_ids.emplace(shard.get<std::string>(), shard_ids.size());
     if (is_new) {
       if (shard_ids.size() > kMaxShards) {
-        return absl::InvalidArgumentError(absl::StrCat(index_path.string(), " names more shards than the limit of ", kMaxShards));
+        return absl::InvalidArgumentError(
+            absl::StrCat(index_path.string(), " names more shards than the limit of ", kMaxShards));
       }
       auto file = SafetensorsFile::Open(model_dir / it->first);
       if (!file.ok()) return file.status();
       checkpoint.shards_.push_back(*std::move(file));
     }
     if (!checkpoint.shards_[it->second].tensors().contains(name)) {
-      return absl::NotFoundError(absl::StrCat(index_path.string(), ": tensor ", Quote(name), " is not in its shard ", it->first));
+      return absl::NotFoundError(
+          absl::StrCat(index_path.string(), ": tensor ", Quote(name), " is not in its shard ", it->first));
     }
     checkpoint.shard_of_.emplace(name, it->second);
   }

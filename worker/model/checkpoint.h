@@ -1,5 +1,5 @@
-// The tensors of a model folder: model.safetensors, or shards named by model.safetensors.index.json. Lives while weights are loaded;
-// every tensor it gives is a view into it. Memory: the maps, and one entry per tensor.
+// The tensors of a model folder: model.safetensors, or shards named by model.safetensors.index.json. Lives while
+// weights are loaded; every tensor it gives is a view into it. Memory: the maps, and one entry per tensor.
 #pragma once
 
 #include <filesystem>

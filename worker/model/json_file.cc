@@ -79,8 +79,8 @@ const nlohmann::json* JsonFields::Find(absl::string_view name) const {
 void JsonFields::Complain(absl::string_view name, absl::string_view why) {
   if (!status_.ok()) return;
   const nlohmann::json* value = Find(name);
-  status_ = absl::InvalidArgumentError(
-      absl::StrCat(where_, ": ", name, value == nullptr ? " is absent" : absl::StrCat(" is ", Quote(*value)), "; ", why));
+  status_ = absl::InvalidArgumentError(absl::StrCat(
+      where_, ": ", name, value == nullptr ? " is absent" : absl::StrCat(" is ", Quote(*value)), "; ", why));
 }
 
 int64_t JsonFields::Integer(absl::string_view name, int64_t min, int64_t max, std::optional<int64_t> fallback) {
@@ -88,7 +88,8 @@ int64_t JsonFields::Integer(absl::string_view name, int64_t min, int64_t max, st
   if (value == nullptr && fallback) return *fallback;
   const bool is_integer = value != nullptr && value->is_number_integer();
   const bool is_huge = is_integer && value->is_number_unsigned() && value->get<uint64_t>() > INT64_MAX;
-  if (is_integer && !is_huge && value->get<int64_t>() >= min && value->get<int64_t>() <= max) return value->get<int64_t>();
+  if (is_integer && !is_huge && value->get<int64_t>() >= min && value->get<int64_t>() <= max)
+    return value->get<int64_t>();
   Complain(name, absl::StrCat("it must be an integer from ", min, " to ", max));
   return min;
 }

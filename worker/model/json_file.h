@@ -1,5 +1,6 @@
-// JSON that nobody vouches for: bounded in size and depth, no key twice in one object. This is the one place that catches what the
-// JSON library throws. JsonFields reads the fields of one object and keeps the first complaint; it lives for one load.
+// JSON that nobody vouches for: bounded in size and depth, no key twice in one object. This is the one place that
+// catches what the JSON library throws. JsonFields reads the fields of one object and keeps the first complaint; it
+// lives for one load.
 #pragma once
 
 #include <cstdint>
@@ -21,8 +22,8 @@ absl::StatusOr<nlohmann::json> ReadJsonFile(const std::filesystem::path& path, i
 // A value as it stands in a message: at most 64 bytes of its JSON.
 std::string Quote(const nlohmann::json& value);
 
-// A field that is absent or null takes its fallback; without one it is a complaint. After a complaint every read returns a value
-// within its limits, and status() tells the first complaint.
+// A field that is absent or null takes its fallback; without one it is a complaint. After a complaint every read
+// returns a value within its limits, and status() tells the first complaint.
 class JsonFields {
  public:
   JsonFields(const nlohmann::json& object, std::string where) : object_(object), where_(std::move(where)) {}

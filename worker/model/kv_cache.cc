@@ -16,7 +16,8 @@ template <class A>
 absl::StatusOr<KvCache<A>> KvCache<A>::Allocate(const ModelConfig& config, int64_t kv_bytes, Stream& stream) {
   const int64_t block_bytes = BlockBytes(config);
   if (kv_bytes < block_bytes) {
-    return absl::InvalidArgumentError(absl::StrCat("the KV pool has ", kv_bytes, " bytes; one block needs ", block_bytes));
+    return absl::InvalidArgumentError(
+        absl::StrCat("the KV pool has ", kv_bytes, " bytes; one block needs ", block_bytes));
   }
   KvCache cache;
   // A token's place in the pool is an int32.
@@ -25,7 +26,8 @@ absl::StatusOr<KvCache<A>> KvCache<A>::Allocate(const ModelConfig& config, int64
   cache.head_dim_ = config.head_dim;
   cache.memory_ = DeviceBuffer(static_cast<size_t>(cache.num_blocks_ * block_bytes), stream);
   if (cache.memory_.data() == nullptr) {
-    return absl::ResourceExhaustedError(absl::StrCat("no memory for a KV pool of ", cache.num_blocks_ * block_bytes, " bytes"));
+    return absl::ResourceExhaustedError(
+        absl::StrCat("no memory for a KV pool of ", cache.num_blocks_ * block_bytes, " bytes"));
   }
   return cache;
 }

@@ -1,6 +1,7 @@
-// The KV pool: bytes addressed by layer and block id, and nothing else; which block holds which tokens is the router's knowledge.
-// Taken at start-up, lives as long as the model. The element type A is a property of the pool: float on the CPU, where k and v are
-// kept as computed so that results are exact, at twice the bytes of bf16. Memory: num_blocks * BlockBytes.
+// The KV pool: bytes addressed by layer and block id, and nothing else; which block holds which tokens is the router's
+// knowledge. Taken at start-up, lives as long as the model. The element type A is a property of the pool: float on the
+// CPU, where k and v are kept as computed so that results are exact, at twice the bytes of bf16. Memory: num_blocks *
+// BlockBytes.
 #pragma once
 
 #include <cstdint>

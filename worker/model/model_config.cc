@@ -32,8 +32,9 @@ void ReadArchitecture(JsonFields& fields, ModelConfig& config) {
     config.architecture = Architecture::kQwen3;
     config.qk_norm = true;
   } else {
-    fields.Complain("architectures", absl::StrCat("it must name one of LlamaForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM",
-                                                  name.empty() ? "" : ", not ", name.substr(0, 64)));
+    fields.Complain("architectures",
+                    absl::StrCat("it must name one of LlamaForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM",
+                                 name.empty() ? "" : ", not ", name.substr(0, 64)));
   }
 }
 
@@ -53,7 +54,8 @@ void ReadShape(JsonFields& fields, ModelConfig& config) {
     fields.Complain("num_key_value_heads", absl::StrCat("it must divide num_attention_heads, ", config.num_heads));
   }
   if (config.head_dim < 16 || config.head_dim % 16 != 0 || config.head_dim > kMaxHeadDim) {
-    fields.Complain("head_dim", absl::StrCat("the head dimension ", config.head_dim, " must be a multiple of 16 from 16 to ", kMaxHeadDim));
+    fields.Complain("head_dim", absl::StrCat("the head dimension ", config.head_dim,
+                                             " must be a multiple of 16 from 16 to ", kMaxHeadDim));
   }
 }
 
@@ -64,19 +66,24 @@ void RefuseOthers(JsonFields& fields, const ModelConfig& config) {
     fields.Complain("attention_bias", "only false is computed");
   }
   if (fields.Flag("mlp_bias", false)) fields.Complain("mlp_bias", "only false is computed");
-  if (fields.Flag("use_sliding_window", false)) fields.Complain("use_sliding_window", "only full attention is computed");
-  if (fields.Real("partial_rotary_factor", 0, 1, 1) != 1) fields.Complain("partial_rotary_factor", "only 1 is computed");
-  if (fields.Find("quantization_config") != nullptr) fields.Complain("quantization_config", "only bf16, f16 and f32 weights are computed");
+  if (fields.Flag("use_sliding_window", false))
+    fields.Complain("use_sliding_window", "only full attention is computed");
+  if (fields.Real("partial_rotary_factor", 0, 1, 1) != 1)
+    fields.Complain("partial_rotary_factor", "only 1 is computed");
+  if (fields.Find("quantization_config") != nullptr)
+    fields.Complain("quantization_config", "only bf16, f16 and f32 weights are computed");
   const nlohmann::json* layer_types = fields.Find("layer_types");
   if (layer_types != nullptr && layer_types->is_array()) {
     for (const nlohmann::json& type : *layer_types) {
-      if (type != "full_attention") fields.Complain("layer_types", absl::StrCat("only full_attention is computed, not ", Quote(type)));
+      if (type != "full_attention")
+        fields.Complain("layer_types", absl::StrCat("only full_attention is computed, not ", Quote(type)));
     }
   }
 }
 
 absl::Status ReadRope(const nlohmann::json& json, JsonFields& fields, const std::string& where, ModelConfig& config) {
-  // transformers 5 keeps theta with the scaling; 4 keeps theta beside it and leaves rope_scaling null where there is none.
+  // transformers 5 keeps theta with the scaling; 4 keeps theta beside it and leaves rope_scaling null where there is
+  // none.
   const char* name = fields.Find("rope_parameters") != nullptr ? "rope_parameters" : "rope_scaling";
   config.rope_theta = fields.Real("rope_theta", 1, 1e12, 10000);
   if (fields.Find(name) == nullptr) return absl::OkStatus();
@@ -107,7 +114,8 @@ absl::Status ReadRope(const nlohmann::json& json, JsonFields& fields, const std:
     scaling.mscale = rope.Real("mscale", 0, 100, 0);
     scaling.mscale_all_dim = rope.Real("mscale_all_dim", 0, 100, 0);
     if (!rope.Flag("truncate", true)) rope.Complain("truncate", "only true is computed");
-    // Model cards ask for YaRN by adding this object alone, so the length that it reaches is not in max_position_embeddings.
+    // Model cards ask for YaRN by adding this object alone, so the length that it reaches is not in
+    // max_position_embeddings.
     const auto reach = static_cast<int64_t>(scaling.original_max_position * scaling.factor);
     config.max_position = std::min(std::max(config.max_position, reach), kMaxPosition);
   } else {
@@ -121,10 +129,12 @@ void ReadEos(JsonFields& fields, ModelConfig& config) {
   if (ids == nullptr) return;
   config.eos_token_ids.clear();
   const nlohmann::json list = ids->is_array() ? *ids : nlohmann::json::array({*ids});
-  if (list.size() > kMaxEosTokens) return fields.Complain("eos_token_id", absl::StrCat("the limit is ", kMaxEosTokens, " ids"));
+  if (list.size() > kMaxEosTokens)
+    return fields.Complain("eos_token_id", absl::StrCat("the limit is ", kMaxEosTokens, " ids"));
   for (const nlohmann::json& id : list) {
     if (!id.is_number_integer() || id < 0 || id >= config.vocab_size) {
-      return fields.Complain("eos_token_id", absl::StrCat("the id ", Quote(id), " must be below vocab_size, ", config.vocab_size));
+      return fields.Complain("eos_token_id",
+                             absl::StrCat("the id ", Quote(id), " must be below vocab_size, ", config.vocab_size));
     }
     config.eos_token_ids.push_back(id.get<int32_t>());
   }

@@ -1,5 +1,5 @@
-// The shape of a model, from config.json (both the transformers 4 and 5 spellings) and generation_config.json. A value, constant after
-// Load. Every number is checked against the limits below before anything is allocated from it.
+// The shape of a model, from config.json (both the transformers 4 and 5 spellings) and generation_config.json. A value,
+// constant after Load. Every number is checked against the limits below before anything is allocated from it.
 #pragma once
 
 #include <cstdint>
@@ -17,9 +17,9 @@ struct RopeScaling {
   enum class Type : uint8_t { kNone, kLinear, kLlama3, kYarn } type = Type::kNone;
   double factor = 1;
   double original_max_position = 0;
-  double low_freq_factor = 1, high_freq_factor = 4;                        // llama3
-  double beta_fast = 32, beta_slow = 1, attention_factor = 0;              // yarn; attention_factor 0: 0.1 ln(factor) + 1
-  double mscale = 0, mscale_all_dim = 0;                                   // yarn, where a config gives them
+  double low_freq_factor = 1, high_freq_factor = 4;            // llama3
+  double beta_fast = 32, beta_slow = 1, attention_factor = 0;  // yarn; attention_factor 0: 0.1 ln(factor) + 1
+  double mscale = 0, mscale_all_dim = 0;                       // yarn, where a config gives them
 };
 
 struct ModelConfig {

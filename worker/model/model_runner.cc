@@ -44,10 +44,10 @@ struct ModelRunner::Parts {
   Transformer<float> transformer;
   int64_t max_context;
   DeviceBuffer history_memory;
-  Mat<TokenCount> history;         // [max_slots, V]; pages of slots without penalties are never touched
-  std::vector<bool> has_history;   // [max_slots]
-  std::vector<float> chosen;       // [R] log-probabilities, and of the likeliest tokens
-  std::vector<float> top_values;   // [R, N]
+  Mat<TokenCount> history;          // [max_slots, V]; pages of slots without penalties are never touched
+  std::vector<bool> has_history;    // [max_slots]
+  std::vector<float> chosen;        // [R] log-probabilities, and of the likeliest tokens
+  std::vector<float> top_values;    // [R, N]
   std::vector<int32_t> top_tokens;  // [R, N]
 
   void Check(const StepInput& input) const;
@@ -64,19 +64,32 @@ absl::StatusOr<std::unique_ptr<ModelRunner>> ModelRunner::Load(const ModelRunner
   auto kv = KvCache<float>::Allocate(*config, options.kv_bytes, stream);
   if (!kv.ok()) return kv.status();
   const int64_t max_context = std::min(config->max_position, kv->num_blocks() * kBlockTokens);
-  auto transformer = Transformer<float>::Load(*config, *checkpoint, {options.max_rows, options.max_logit_rows, max_context}, stream);
+  auto transformer =
+      Transformer<float>::Load(*config, *checkpoint, {options.max_rows, options.max_logit_rows, max_context}, stream);
   if (!transformer.ok()) return transformer.status();
   stream.ReserveWorkspace(SampleWorkspaceBytes(config->vocab_size, stream));
 
   const int64_t history_size = int64_t{options.max_slots} * config->vocab_size;
   DeviceBuffer history_memory(static_cast<size_t>(history_size) * sizeof(TokenCount), stream);
   if (history_memory.data() == nullptr) {
-    return absl::ResourceExhaustedError(absl::StrCat("no memory for the token histories of ", options.max_slots, " slots"));
+    return absl::ResourceExhaustedError(
+        absl::StrCat("no memory for the token histories of ", options.max_slots, " slots"));
   }
-  const Mat<TokenCount> history = {history_memory.At<TokenCount>(0, history_size), options.max_slots, config->vocab_size};
-  return std::unique_ptr<ModelRunner>(new ModelRunner(std::unique_ptr<Parts>(new Parts{
-      std::move(stream), options, *std::move(config), *std::move(kv), *std::move(transformer), max_context, std::move(history_memory),
-      history, std::vector<bool>(static_cast<size_t>(options.max_slots)), {}, {}, {}})));
+  const Mat<TokenCount> history = {history_memory.At<TokenCount>(0, history_size), options.max_slots,
+                                   config->vocab_size};
+  return std::unique_ptr<ModelRunner>(
+      new ModelRunner(std::unique_ptr<Parts>(new Parts{std::move(stream),
+                                                       options,
+                                                       *std::move(config),
+                                                       *std::move(kv),
+                                                       *std::move(transformer),
+                                                       max_context,
+                                                       std::move(history_memory),
+                                                       history,
+                                                       std::vector<bool>(static_cast<size_t>(options.max_slots)),
+                                                       {},
+                                                       {},
+                                                       {}})));
 }
 
 ModelRunner::ModelRunner(std::unique_ptr<Parts> parts) : parts_(std::move(parts)) {}
@@ -99,11 +112,12 @@ void ModelRunner::Parts::Check(const StepInput& input) const {
   const auto num_rows = input.num_rows(), num_sequences = static_cast<int64_t>(input.context_len.size());
   const size_t num_logit_rows = input.logit_rows.size();
   MILLRACE_CHECK(num_rows >= 1 && num_rows <= options.max_rows, "a step has 1 to max_rows rows", num_rows);
-  MILLRACE_CHECK(num_logit_rows <= static_cast<size_t>(options.max_logit_rows), "a step has at most max_logit_rows logit rows",
-                 static_cast<int64_t>(num_logit_rows));
+  MILLRACE_CHECK(num_logit_rows <= static_cast<size_t>(options.max_logit_rows),
+                 "a step has at most max_logit_rows logit rows", static_cast<int64_t>(num_logit_rows));
   MILLRACE_CHECK(input.positions.size() == input.tokens.size() && input.kv_slots.size() == input.tokens.size(),
                  "every row has a position and a slot", num_rows);
-  MILLRACE_CHECK(input.sampling.size() == num_logit_rows && input.target.size() == num_logit_rows && input.num_logprobs.size() == num_logit_rows,
+  MILLRACE_CHECK(input.sampling.size() == num_logit_rows && input.target.size() == num_logit_rows &&
+                     input.num_logprobs.size() == num_logit_rows,
                  "every logit row says how to sample it", static_cast<int64_t>(num_logit_rows));
   MILLRACE_CHECK(input.query_start.size() == static_cast<size_t>(num_sequences + 1) && input.query_start.front() == 0 &&
                      input.query_start.back() == num_rows && std::ranges::is_sorted(input.query_start),
@@ -112,13 +126,15 @@ void ModelRunner::Parts::Check(const StepInput& input) const {
                  "the block table has a row for every sequence", num_sequences, input.block_table_width);
   MILLRACE_CHECK(AllWithin(input.tokens, 0, config.vocab_size), "tokens are in the vocabulary", config.vocab_size);
   MILLRACE_CHECK(AllWithin(input.positions, 0, max_context), "positions are within the context", max_context);
-  MILLRACE_CHECK(AllWithin(input.kv_slots, -1, kv.num_blocks() * kBlockTokens), "kv slots are in the pool", kv.num_blocks());
+  MILLRACE_CHECK(AllWithin(input.kv_slots, -1, kv.num_blocks() * kBlockTokens), "kv slots are in the pool",
+                 kv.num_blocks());
   MILLRACE_CHECK(AllWithin(input.block_table, 0, kv.num_blocks()), "block ids are in the pool", kv.num_blocks());
   MILLRACE_CHECK(AllWithin(input.context_len, 1, std::min(max_context, input.block_table_width * kBlockTokens) + 1),
                  "contexts are within their block tables", max_context, input.block_table_width);
   MILLRACE_CHECK(AllWithin(input.logit_rows, 0, num_rows), "logit rows are rows of the step", num_rows);
   MILLRACE_CHECK(AllWithin(input.target, -1, config.vocab_size), "targets are in the vocabulary", config.vocab_size);
-  MILLRACE_CHECK(AllWithin(input.num_logprobs, -1, config.vocab_size + 1), "no more logprobs than tokens", config.vocab_size);
+  MILLRACE_CHECK(AllWithin(input.num_logprobs, -1, config.vocab_size + 1), "no more logprobs than tokens",
+                 config.vocab_size);
 }
 
 // Runs of rows that are treated alike go to the kernels in one call.
@@ -130,7 +146,8 @@ void ModelRunner::Parts::SampleRows(const StepInput& input, Mat<const float> log
     for (end = begin + 1; end < logits.rows && is_sampled(end) == is_sampled(begin);) ++end;
     if (!is_sampled(begin)) continue;
     const int64_t count = end - begin;
-    Sample({tokens.data() + begin, count}, logits.Rows(begin, count), {input.sampling.data() + begin, count}, biases, history, stream);
+    Sample({tokens.data() + begin, count}, logits.Rows(begin, count), {input.sampling.data() + begin, count}, biases,
+           history, stream);
   }
 }
 
@@ -149,8 +166,8 @@ void ModelRunner::Parts::FillLogProbs(const StepInput& input, Mat<const float> l
     chosen.resize(static_cast<size_t>(count));
     top_values.resize(static_cast<size_t>(count * num_top));
     top_tokens.resize(static_cast<size_t>(count * num_top));
-    LogProbs({chosen.data(), count}, {top_values.data(), count, num_top}, {top_tokens.data(), count, num_top}, logits.Rows(begin, count),
-             {output.tokens.data() + begin, count}, stream);
+    LogProbs({chosen.data(), count}, {top_values.data(), count, num_top}, {top_tokens.data(), count, num_top},
+             logits.Rows(begin, count), {output.tokens.data() + begin, count}, stream);
     stream.Synchronize();
     for (int64_t i = 0; i < count; ++i) {
       TokenLogProbs& row = output.logprobs[static_cast<size_t>(begin + i)];
@@ -168,7 +185,8 @@ void ModelRunner::ResetHistory(int slot, Vec<const int32_t> prompt, Vec<const in
   if (has_history) std::memset(row, 0, static_cast<size_t>(parts_->history.cols) * sizeof(TokenCount));
   has_history = true;
   for (int64_t i = 0; i < prompt.size; ++i) {
-    MILLRACE_CHECK(prompt[i] >= 0 && prompt[i] < parts_->config.vocab_size, "prompt tokens are in the vocabulary", prompt[i]);
+    MILLRACE_CHECK(prompt[i] >= 0 && prompt[i] < parts_->config.vocab_size, "prompt tokens are in the vocabulary",
+                   prompt[i]);
     row[prompt[i]] |= kPromptToken;
   }
   for (int64_t i = 0; i < output.size; ++i) CountToken(slot, output[i]);

@@ -1,5 +1,5 @@
-// A loaded model with its KV pool, ready to compute steps. Built at start-up, lives as long as the worker; used by the engine
-// thread. All memory is taken here; Run allocates nothing on the device.
+// A loaded model with its KV pool, ready to compute steps. Built at start-up, lives as long as the worker; used by the
+// engine thread. All memory is taken here; Run allocates nothing on the device.
 #pragma once
 
 #include <cstdint>

@@ -29,11 +29,11 @@ struct TypeEntry {
   Tensor::Type type;
 };
 constexpr TypeEntry kTypes[] = {
-    {"BF16", 2, Tensor::Type::kBf16},  {"F16", 2, Tensor::Type::kF16},        {"F32", 4, Tensor::Type::kF32},
-    {"F64", 8, Tensor::Type::kOther},  {"F8_E4M3", 1, Tensor::Type::kOther},  {"F8_E5M2", 1, Tensor::Type::kOther},
-    {"I64", 8, Tensor::Type::kOther},  {"I32", 4, Tensor::Type::kOther},      {"I16", 2, Tensor::Type::kOther},
-    {"I8", 1, Tensor::Type::kOther},   {"U64", 8, Tensor::Type::kOther},      {"U32", 4, Tensor::Type::kOther},
-    {"U16", 2, Tensor::Type::kOther},  {"U8", 1, Tensor::Type::kOther},       {"BOOL", 1, Tensor::Type::kOther},
+    {"BF16", 2, Tensor::Type::kBf16}, {"F16", 2, Tensor::Type::kF16},       {"F32", 4, Tensor::Type::kF32},
+    {"F64", 8, Tensor::Type::kOther}, {"F8_E4M3", 1, Tensor::Type::kOther}, {"F8_E5M2", 1, Tensor::Type::kOther},
+    {"I64", 8, Tensor::Type::kOther}, {"I32", 4, Tensor::Type::kOther},     {"I16", 2, Tensor::Type::kOther},
+    {"I8", 1, Tensor::Type::kOther},  {"U64", 8, Tensor::Type::kOther},     {"U32", 4, Tensor::Type::kOther},
+    {"U16", 2, Tensor::Type::kOther}, {"U8", 1, Tensor::Type::kOther},      {"BOOL", 1, Tensor::Type::kOther},
 };
 
 // A size as the header gives it, or -1.
@@ -53,17 +53,20 @@ std::string ReadEntry(const nlohmann::json& entry, std::span<const std::byte> da
   if (!shape.is_array() || shape.size() > kMaxDimensions) {
     return absl::StrCat("has the shape ", Quote(shape), "; the limit is ", kMaxDimensions, " dimensions");
   }
-  if (!offsets.is_array() || offsets.size() != 2) return absl::StrCat("has the data_offsets ", Quote(offsets), ", not two numbers");
+  if (!offsets.is_array() || offsets.size() != 2)
+    return absl::StrCat("has the data_offsets ", Quote(offsets), ", not two numbers");
 
   int64_t bytes = type->bytes;
   for (const nlohmann::json& dimension : shape) {
     const int64_t n = Size(dimension);
-    if (n < 0 || __builtin_mul_overflow(bytes, n, &bytes)) return absl::StrCat("has the impossible dimension ", Quote(dimension));
+    if (n < 0 || __builtin_mul_overflow(bytes, n, &bytes))
+      return absl::StrCat("has the impossible dimension ", Quote(dimension));
     tensor.shape.push_back(n);
   }
   const int64_t begin = Size(offsets[0]), end = Size(offsets[1]);
   if (begin < 0 || end < begin || end > static_cast<int64_t>(data.size())) {
-    return absl::StrCat("has the data_offsets ", Quote(offsets[0]), " to ", Quote(offsets[1]), " in ", data.size(), " bytes of data");
+    return absl::StrCat("has the data_offsets ", Quote(offsets[0]), " to ", Quote(offsets[1]), " in ", data.size(),
+                        " bytes of data");
   }
   if (end - begin != bytes) return absl::StrCat("has ", end - begin, " bytes; its shape and dtype need ", bytes);
   tensor.type = type->type;
@@ -120,7 +123,8 @@ absl::StatusOr<SafetensorsFile> SafetensorsFile::Open(const std::filesystem::pat
   SafetensorsFile file;
   file.path_ = path.string();
   std::error_code error;
-  if (!std::filesystem::is_regular_file(path, error)) return absl::NotFoundError(absl::StrCat(file.path_, " is not a file"));
+  if (!std::filesystem::is_regular_file(path, error))
+    return absl::NotFoundError(absl::StrCat(file.path_, " is not a file"));
   const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
   if (fd < 0) return absl::ErrnoToStatus(errno, file.path_);
   const absl::Cleanup close_fd = [fd] { close(fd); };
@@ -128,7 +132,8 @@ absl::StatusOr<SafetensorsFile> SafetensorsFile::Open(const std::filesystem::pat
   if (fstat(fd, &info) != 0) return absl::ErrnoToStatus(errno, file.path_);
   const auto size = static_cast<uint64_t>(info.st_size);
   uint64_t header_bytes = 0;
-  if (size < sizeof(header_bytes)) return absl::InvalidArgumentError(absl::StrCat(file.path_, " has ", size, " bytes, too few for a header"));
+  if (size < sizeof(header_bytes))
+    return absl::InvalidArgumentError(absl::StrCat(file.path_, " has ", size, " bytes, too few for a header"));
 
   void* map = mmap(nullptr, size, PROT_READ, MAP_PRIVATE, fd, 0);
   if (map == MAP_FAILED) return absl::ErrnoToStatus(errno, file.path_);
@@ -136,7 +141,8 @@ absl::StatusOr<SafetensorsFile> SafetensorsFile::Open(const std::filesystem::pat
   std::memcpy(&header_bytes, map, sizeof(header_bytes));
   const uint64_t limit = std::min(kMaxHeaderBytes, size - sizeof(header_bytes));
   if (header_bytes > limit) {
-    return absl::InvalidArgumentError(absl::StrCat(file.path_, ": the header has ", header_bytes, " bytes; the limit is ", limit));
+    return absl::InvalidArgumentError(
+        absl::StrCat(file.path_, ": the header has ", header_bytes, " bytes; the limit is ", limit));
   }
   const std::byte* header = file.map_.get() + sizeof(header_bytes);
   const absl::Status status = file.ReadHeader({reinterpret_cast<const char*>(header), header_bytes},
@@ -166,13 +172,15 @@ absl::Status SafetensorsFile::ReadHeader(absl::string_view header, std::span<con
   const std::byte* expected = data.data();
   for (const auto& [tensor, name] : in_order) {
     if (tensor->bytes.data() != expected) {
-      return absl::InvalidArgumentError(absl::StrCat(path_, ": tensor ", Quote(*name), " begins at ", tensor->bytes.data() - data.data(),
-                                                     "; the one before it ends at ", expected - data.data()));
+      return absl::InvalidArgumentError(absl::StrCat(path_, ": tensor ", Quote(*name), " begins at ",
+                                                     tensor->bytes.data() - data.data(), "; the one before it ends at ",
+                                                     expected - data.data()));
     }
     expected += tensor->bytes.size();
   }
   if (expected != data.data() + data.size()) {
-    return absl::InvalidArgumentError(absl::StrCat(path_, " has ", data.size(), " bytes of data; its header describes ", expected - data.data()));
+    return absl::InvalidArgumentError(
+        absl::StrCat(path_, " has ", data.size(), " bytes of data; its header describes ", expected - data.data()));
   }
   return absl::OkStatus();
 }
@@ -182,8 +190,9 @@ absl::StatusOr<Tensor> SafetensorsFile::Get(absl::string_view name, const std::v
   if (it == tensors_.end()) return absl::NotFoundError(absl::StrCat(path_, " has no tensor ", name));
   const Tensor& tensor = it->second;
   if (tensor.shape != shape) {
-    return absl::InvalidArgumentError(absl::StrCat(path_, ": tensor ", name, " has the shape [", absl::StrJoin(tensor.shape, ", "),
-                                                   "]; the model needs [", absl::StrJoin(shape, ", "), "]"));
+    return absl::InvalidArgumentError(absl::StrCat(path_, ": tensor ", name, " has the shape [",
+                                                   absl::StrJoin(tensor.shape, ", "), "]; the model needs [",
+                                                   absl::StrJoin(shape, ", "), "]"));
   }
   if (tensor.type == Tensor::Type::kOther) {
     return absl::InvalidArgumentError(absl::StrCat(path_, ": tensor ", name, " must be BF16, F16 or F32"));

@@ -1,5 +1,6 @@
-// One safetensors file, mapped read-only. Open validates the whole header before anything is sized from it, and the file's length
-// against the header, so that no later read leaves the map. Immutable after Open; tensors are views that live as long as the file.
+// One safetensors file, mapped read-only. Open validates the whole header before anything is sized from it, and the
+// file's length against the header, so that no later read leaves the map. Immutable after Open; tensors are views that
+// live as long as the file.
 #pragma once
 
 #include <cstdint>
@@ -23,8 +24,9 @@ struct Tensor {
   std::vector<int64_t> shape;
   std::span<const std::byte> bytes;  // little-endian, row-major, not necessarily aligned
 
-  // REQUIRES, both: type is not kOther. Weights are bf16: wider types are rounded to nearest even. The matrix is the file's own bytes
-  // where they are aligned bf16, otherwise it is written into `staging`, and lives no longer than that.
+  // REQUIRES, both: type is not kOther. Weights are bf16: wider types are rounded to nearest even. The matrix is the
+  // file's own bytes where they are aligned bf16, otherwise it is written into `staging`, and lives no longer than
+  // that.
   Mat<const bf16> AsMatrix(std::vector<bf16>& staging) const;
   void CopyTo(Vec<float> out) const;
 };

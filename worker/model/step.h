@@ -1,5 +1,5 @@
-// What one step computes, and what comes out of it: the boundary between the engine (which decides what is in a step) and the
-// model (which computes it). Host memory, reused from step to step; used by the engine thread.
+// What one step computes, and what comes out of it: the boundary between the engine (which decides what is in a step)
+// and the model (which computes it). Host memory, reused from step to step; used by the engine thread.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,8 @@ struct StepInput {
   int64_t block_table_width = 0;
 
   std::vector<int32_t> logit_rows;  // [R] rows of T
-  // [R] How to sample the row; or, where target >= 0, no sampling: only the log-probability of `target` (prompt logprobs).
+  // [R] How to sample the row; or, where target >= 0, no sampling: only the log-probability of `target` (prompt
+  // logprobs).
   std::vector<SamplingRow> sampling;
   std::vector<int32_t> target;        // [R] -1: sample
   std::vector<int32_t> num_logprobs;  // [R] -1: none wanted; otherwise the chosen token's and that many likeliest ones
@@ -31,13 +32,13 @@ struct StepInput {
 };
 
 struct TokenLogProbs {
-  float chosen = 0;               // ln p of the chosen token, before any logits processing
+  float chosen = 0;                 // ln p of the chosen token, before any logits processing
   std::vector<int32_t> top_tokens;  // best first
   std::vector<float> top_values;
 };
 
 struct StepOutput {
-  std::vector<int32_t> tokens;          // [R] sampled token; -1: the logits were not finite; the target where one was given
+  std::vector<int32_t> tokens;  // [R] sampled token; -1: the logits were not finite; the target where one was given
   std::vector<TokenLogProbs> logprobs;  // [R] filled where wanted
 };
 

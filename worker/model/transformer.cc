@@ -23,7 +23,9 @@ ForwardInput ForwardInput::View(const StepInput& step) {
   return {ViewOf(step.tokens),
           ViewOf(step.positions),
           ViewOf(step.kv_slots),
-          {ViewOf(step.query_start), ViewOf(step.context_len), {step.block_table.data(), num_sequences, step.block_table_width}},
+          {ViewOf(step.query_start),
+           ViewOf(step.context_len),
+           {step.block_table.data(), num_sequences, step.block_table_width}},
           ViewOf(step.logit_rows)};
 }
 
@@ -55,7 +57,8 @@ Mat<const float> Transformer<A>::Forward(const ForwardInput& in, const KvCache<A
     Linear<A, A>(delta, activated, layer.down, {}, stream);
     communicator_.AllReduce(delta, stream);
     const bool is_last = i + 1 == config_.num_layers;
-    AddRmsNorm(h, x, delta, is_last ? weights_.final_norm : weights_.layers[static_cast<size_t>(i + 1)].attention_norm, eps, stream);
+    AddRmsNorm(h, x, delta, is_last ? weights_.final_norm : weights_.layers[static_cast<size_t>(i + 1)].attention_norm,
+               eps, stream);
   }
   const Mat<float> logits = activations_.logits.Rows(0, num_logit_rows);
   if (num_logit_rows == 0) return logits;
@@ -84,8 +87,8 @@ size_t Transformer<A>::Place(std::byte* memory, const StepLimits& limits) {
 }
 
 template <class A>
-absl::StatusOr<Transformer<A>> Transformer<A>::Load(const ModelConfig& config, const Checkpoint& checkpoint, const StepLimits& limits,
-                                                    Stream& stream) {
+absl::StatusOr<Transformer<A>> Transformer<A>::Load(const ModelConfig& config, const Checkpoint& checkpoint,
+                                                    const StepLimits& limits, Stream& stream) {
   Transformer transformer;
   transformer.config_ = config;
   auto weights = LoadWeights(config, checkpoint, stream);
@@ -94,12 +97,13 @@ absl::StatusOr<Transformer<A>> Transformer<A>::Load(const ModelConfig& config, c
 
   const size_t bytes = transformer.Place(nullptr, limits);
   transformer.memory_ = DeviceBuffer(bytes, stream);
-  if (transformer.memory_.data() == nullptr) return absl::ResourceExhaustedError(absl::StrCat("no memory for ", bytes, " bytes of activations"));
+  if (transformer.memory_.data() == nullptr)
+    return absl::ResourceExhaustedError(absl::StrCat("no memory for ", bytes, " bytes of activations"));
   transformer.Place(transformer.memory_.data(), limits);
   FillRopeTables(transformer.activations_.rope_cos, transformer.activations_.rope_sin, ComputeRopeFrequencies(config));
 
-  const int64_t max_in =
-      std::max({int64_t{config.hidden_size}, int64_t{config.intermediate_size}, int64_t{config.num_heads} * config.head_dim});
+  const int64_t max_in = std::max(
+      {int64_t{config.hidden_size}, int64_t{config.intermediate_size}, int64_t{config.num_heads} * config.head_dim});
   stream.ReserveWorkspace(LinearWorkspaceBytes(max_in, stream));
   stream.ReserveWorkspace(
       PagedAttentionWorkspaceBytes(limits.context, config.num_heads, config.num_kv_heads, config.head_dim, stream));

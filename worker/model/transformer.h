@@ -1,6 +1,7 @@
-// A decoder-only transformer (Llama, Qwen2, Qwen3): weights, tables and activations, taken at start-up, and the forward pass.
-// Lives as long as the model; used by the engine thread. A is the type of activations and KV: float on the CPU, where the result is
-// exact; bf16 is what a GPU computes. Memory: the weights, and per row 2 (2C + (H + 2K) D + H D + 3F) or so elements, per logit row V.
+// A decoder-only transformer (Llama, Qwen2, Qwen3): weights, tables and activations, taken at start-up, and the forward
+// pass. Lives as long as the model; used by the engine thread. A is the type of activations and KV: float on the CPU,
+// where the result is exact; bf16 is what a GPU computes. Memory: the weights, and per row 2 (2C + (H + 2K) D + H D +
+// 3F) or so elements, per logit row V.
 #pragma once
 
 #include <cstdint>
@@ -40,7 +41,8 @@ struct ForwardInput {
 template <class A>
 class Transformer {
  public:
-  static absl::StatusOr<Transformer> Load(const ModelConfig& config, const Checkpoint& checkpoint, const StepLimits& limits, Stream& stream);
+  static absl::StatusOr<Transformer> Load(const ModelConfig& config, const Checkpoint& checkpoint,
+                                          const StepLimits& limits, Stream& stream);
 
   // The logits [R, V] of the step's logit rows, valid until the next call; k and v of all rows are in `kv`.
   Mat<const float> Forward(const ForwardInput& in, const KvCache<A>& kv, Stream& stream);

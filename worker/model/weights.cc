@@ -10,7 +10,8 @@
 namespace millrace {
 namespace {
 
-// Where one tensor of the checkpoint goes: into rows from `begin` of a packed matrix, or into elements from `begin` of a vector.
+// Where one tensor of the checkpoint goes: into rows from `begin` of a packed matrix, or into elements from `begin` of
+// a vector.
 struct MatrixSource {
   std::string name;
   const PackedWeight* to;
@@ -112,7 +113,8 @@ absl::StatusOr<Weights> LoadWeights(const ModelConfig& config, const Checkpoint&
   }
 
   weights.memory = DeviceBuffer(bytes, stream);
-  if (weights.memory.data() == nullptr) return absl::ResourceExhaustedError(absl::StrCat("no memory for ", bytes, " bytes of weights"));
+  if (weights.memory.data() == nullptr)
+    return absl::ResourceExhaustedError(absl::StrCat("no memory for ", bytes, " bytes of weights"));
   Place(weights, config, Carver(weights.memory.data()), stream.device(), &bytes);
   std::vector<bf16> staging;
   for (size_t i = 0; i < matrices.size(); ++i) {

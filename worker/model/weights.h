@@ -1,5 +1,5 @@
-// A model's weights on the device: views into one allocation, constant after LoadWeights. Matrices are bf16, packed for Linear;
-// norms and biases are float. Letters as in kernels/ops.h.
+// A model's weights on the device: views into one allocation, constant after LoadWeights. Matrices are bf16, packed for
+// Linear; norms and biases are float. Letters as in kernels/ops.h.
 #pragma once
 
 #include <vector>

@@ -1,5 +1,5 @@
-// The other GPUs of this worker. Transformer calls it after every row-parallel product; lives as long as the model, one per device
-// thread. Alone, it is the identity.
+// The other GPUs of this worker. Transformer calls it after every row-parallel product; lives as long as the model, one
+// per device thread. Alone, it is the identity.
 #pragma once
 
 #include "kernels/stream.h"

@@ -15,9 +15,10 @@ namespace millrace {
 struct GoldenCase {
   std::string name;
   std::vector<int32_t> prompt, greedy;
-  size_t robust_tokens;                                        // the path is beyond doubt up to here
-  std::vector<std::vector<std::pair<int32_t, float>>> top5;  // (token, log-probability) at the first generated positions
-  std::string logits;                                          // the tensor of logits.safetensors with the last prompt token's; may be empty
+  size_t robust_tokens;  // the path is beyond doubt up to here
+  std::vector<std::vector<std::pair<int32_t, float>>>
+      top5;            // (token, log-probability) at the first generated positions
+  std::string logits;  // the tensor of logits.safetensors with the last prompt token's; may be empty
 };
 
 inline std::vector<GoldenCase> ReadGolden(const std::filesystem::path& folder) {
@@ -31,7 +32,8 @@ inline std::vector<GoldenCase> ReadGolden(const std::filesystem::path& folder) {
       golden.top5.emplace_back();
       for (const nlohmann::json& entry : position) golden.top5.back().emplace_back(entry.at("id"), entry.at("logprob"));
     }
-    if (json.contains("logits")) golden.logits = json.at("logits").get<std::string>().substr(std::string("logits.safetensors:").size());
+    if (json.contains("logits"))
+      golden.logits = json.at("logits").get<std::string>().substr(std::string("logits.safetensors:").size());
     cases.push_back(std::move(golden));
   }
   return cases;

@@ -24,13 +24,15 @@ void ExpectGreedyPaths(const std::filesystem::path& model, const std::filesystem
   driver.RunAll(**runner);
   for (size_t i = 0; i < cases.size(); ++i) {
     SCOPED_TRACE(cases[i].name);
-    const std::vector<int32_t> robust(cases[i].greedy.begin(), cases[i].greedy.begin() + static_cast<std::ptrdiff_t>(cases[i].robust_tokens));
+    const std::vector<int32_t> robust(cases[i].greedy.begin(),
+                                      cases[i].greedy.begin() + static_cast<std::ptrdiff_t>(cases[i].robust_tokens));
     EXPECT_EQ(driver[i].generated(), robust);
     for (size_t position = 0; position < std::min(cases[i].top5.size(), robust.size()); ++position) {
       const TokenLogProbs& row = driver[i].logprobs[position];
       EXPECT_NEAR(row.chosen, row.top_values[0], 0);
       for (size_t n = 0; n < cases[i].top5[position].size(); ++n) {
-        EXPECT_NEAR(row.top_values[n], cases[i].top5[position][n].second, kTolerance) << "position " << position << " rank " << n;
+        EXPECT_NEAR(row.top_values[n], cases[i].top5[position][n].second, kTolerance)
+            << "position " << position << " rank " << n;
       }
     }
   }
@@ -42,7 +44,8 @@ std::vector<float> PromptLogits(const std::filesystem::path& model, const std::v
   const auto config = ModelConfig::Load(model);
   const auto checkpoint = Checkpoint::Open(model);
   auto kv = KvCache<float>::Allocate(*config, 64 << 20, stream);
-  auto transformer = Transformer<float>::Load(*config, *checkpoint, {.rows = 512, .logit_rows = 1, .context = config->max_position}, stream);
+  auto transformer = Transformer<float>::Load(*config, *checkpoint,
+                                              {.rows = 512, .logit_rows = 1, .context = config->max_position}, stream);
   EXPECT_TRUE(kv.ok() && transformer.ok()) << kv.status() << transformer.status();
   SequenceDriver driver(kv->num_blocks(), chunk);
   driver.Add(prompt, 1);
@@ -102,7 +105,9 @@ TEST_P(TinyGolden, ComputesTheLogits) {
 
 INSTANTIATE_TEST_SUITE_P(Models, FixtureGolden,
                          testing::Values("llama-tiny-3x48", "qwen2-tiny-5x16", "qwen3-tiny-6x32", "qwen3-tiny-untied"));
-INSTANTIATE_TEST_SUITE_P(Models, TinyGolden, testing::Values("llama-tiny", "llama-small-hd", "qwen2-tiny", "qwen3-tiny", "qwen3-tiny-untied"));
+INSTANTIATE_TEST_SUITE_P(Models, TinyGolden,
+                         testing::Values("llama-tiny", "llama-small-hd", "qwen2-tiny", "qwen3-tiny",
+                                         "qwen3-tiny-untied"));
 
 // The folder that deploy/import_model.py makes.
 std::filesystem::path SmolLm2Folder() {

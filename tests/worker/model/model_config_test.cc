@@ -15,10 +15,17 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 
 json Llama() {
-  return {{"architectures", {"LlamaForCausalLM"}}, {"vocab_size", 1024},         {"hidden_size", 256},
-          {"intermediate_size", 512},              {"num_hidden_layers", 2},     {"num_attention_heads", 4},
-          {"num_key_value_heads", 2},              {"rms_norm_eps", 1e-5},       {"max_position_embeddings", 512},
-          {"eos_token_id", 2},                     {"torch_dtype", "bfloat16"}};
+  return {{"architectures", {"LlamaForCausalLM"}},
+          {"vocab_size", 1024},
+          {"hidden_size", 256},
+          {"intermediate_size", 512},
+          {"num_hidden_layers", 2},
+          {"num_attention_heads", 4},
+          {"num_key_value_heads", 2},
+          {"rms_norm_eps", 1e-5},
+          {"max_position_embeddings", 512},
+          {"eos_token_id", 2},
+          {"torch_dtype", "bfloat16"}};
 }
 
 absl::StatusOr<ModelConfig> Load(const std::string& config, const std::string& generation_config = "") {
@@ -38,7 +45,10 @@ std::string ComplaintWith(const char* field, const json& value) {
 TEST(ModelConfig, ReadsTheOldSpelling) {
   json text = Llama();
   text["rope_theta"] = 5e5;
-  text["rope_scaling"] = {{"rope_type", "llama3"}, {"factor", 8.0}, {"low_freq_factor", 1.0}, {"high_freq_factor", 4.0},
+  text["rope_scaling"] = {{"rope_type", "llama3"},
+                          {"factor", 8.0},
+                          {"low_freq_factor", 1.0},
+                          {"high_freq_factor", 4.0},
                           {"original_max_position_embeddings", 64}};
   const auto config = Load(text.dump());
   ASSERT_TRUE(config.ok()) << config.status();
@@ -82,7 +92,8 @@ TEST(ModelConfig, TheGenerationConfigsListOfEndTokensWins) {
   EXPECT_THAT(Load(Llama().dump(), R"({"eos_token_id": [5, 7]})")->eos_token_ids, ElementsAre(5, 7));
   EXPECT_THAT(Load(Llama().dump(), R"({"eos_token_id": 5})")->eos_token_ids, ElementsAre(5));
   EXPECT_THAT(Load(Llama().dump(), R"({"temperature": 1})")->eos_token_ids, ElementsAre(2));
-  EXPECT_THAT(std::string(Load(Llama().dump(), R"({"eos_token_id": [5, 1024]})").status().message()), HasSubstr("1024"));
+  EXPECT_THAT(std::string(Load(Llama().dump(), R"({"eos_token_id": [5, 1024]})").status().message()),
+              HasSubstr("1024"));
 }
 
 TEST(ModelConfig, ReadsEveryFixture) {
@@ -93,12 +104,15 @@ TEST(ModelConfig, ReadsEveryFixture) {
 
 TEST(ModelConfig, AComplaintNamesFieldValueAndLimit) {
   EXPECT_THAT(ComplaintWith("hidden_size", -1), AllOf(HasSubstr("hidden_size is -1"), HasSubstr("65536")));
-  EXPECT_THAT(ComplaintWith("num_hidden_layers", int64_t{1} << 40), AllOf(HasSubstr("num_hidden_layers is 1099511627776"), HasSubstr("512")));
-  EXPECT_THAT(ComplaintWith("vocab_size", UINT64_MAX), AllOf(HasSubstr("vocab_size is 18446744073709551615"), HasSubstr("1048576")));
+  EXPECT_THAT(ComplaintWith("num_hidden_layers", int64_t{1} << 40),
+              AllOf(HasSubstr("num_hidden_layers is 1099511627776"), HasSubstr("512")));
+  EXPECT_THAT(ComplaintWith("vocab_size", UINT64_MAX),
+              AllOf(HasSubstr("vocab_size is 18446744073709551615"), HasSubstr("1048576")));
   EXPECT_THAT(ComplaintWith("vocab_size", "many"), AllOf(HasSubstr("vocab_size is \"many\""), HasSubstr("integer")));
   EXPECT_THAT(ComplaintWith("intermediate_size", 12.5), HasSubstr("intermediate_size is 12.5"));
   EXPECT_THAT(ComplaintWith("max_position_embeddings", nullptr), HasSubstr("max_position_embeddings is absent"));
-  EXPECT_THAT(ComplaintWith("num_key_value_heads", 3), AllOf(HasSubstr("num_key_value_heads is 3"), HasSubstr("divide")));
+  EXPECT_THAT(ComplaintWith("num_key_value_heads", 3),
+              AllOf(HasSubstr("num_key_value_heads is 3"), HasSubstr("divide")));
   EXPECT_THAT(ComplaintWith("head_dim", 24), AllOf(HasSubstr("head_dim is 24"), HasSubstr("multiple of 16")));
   EXPECT_THAT(ComplaintWith("rms_norm_eps", 0), HasSubstr("rms_norm_eps is 0"));
   EXPECT_THAT(ComplaintWith("rope_theta", "1e4"), HasSubstr("rope_theta"));
@@ -118,7 +132,8 @@ TEST(ModelConfig, RefusesWhatItDoesNotCompute) {
   EXPECT_THAT(ComplaintWith("quantization_config", {{"quant_method", "awq"}}), HasSubstr("quantization_config"));
   EXPECT_THAT(ComplaintWith("rope_scaling", {{"rope_type", "longrope"}, {"factor", 2}}), HasSubstr("longrope"));
   EXPECT_THAT(ComplaintWith("rope_scaling", {{"rope_type", "linear"}}), HasSubstr("factor is absent"));
-  EXPECT_THAT(ComplaintWith("rope_scaling", {{"rope_type", "llama3"}, {"factor", 2}, {"low_freq_factor", 4}, {"high_freq_factor", 4}}),
+  EXPECT_THAT(ComplaintWith("rope_scaling",
+                            {{"rope_type", "llama3"}, {"factor", 2}, {"low_freq_factor", 4}, {"high_freq_factor", 4}}),
               HasSubstr("high_freq_factor"));
   EXPECT_THAT(ComplaintWith("rope_scaling", "llama3"), HasSubstr("rope_scaling"));
 }
@@ -138,7 +153,8 @@ TEST(ModelConfig, ReadsNoMoreThanItsLimit) {
   const TempFolder folder;
   folder.Write("config.json", "{}");
   std::filesystem::resize_file(folder.path() / "config.json", std::uintmax_t{1} << 30);  // sparse
-  EXPECT_THAT(std::string(ModelConfig::Load(folder.path()).status().message()), AllOf(HasSubstr("1073741824"), HasSubstr("1048576")));
+  EXPECT_THAT(std::string(ModelConfig::Load(folder.path()).status().message()),
+              AllOf(HasSubstr("1073741824"), HasSubstr("1048576")));
   EXPECT_EQ(ModelConfig::Load(folder.path() / "absent").status().code(), absl::StatusCode::kNotFound);
 }
 

@@ -17,7 +17,8 @@ using testing::HasSubstr;
 constexpr int kVocab = 320;  // of the fixtures llama-tiny-3x48 and qwen2-tiny-5x16
 
 std::unique_ptr<ModelRunner> LoadRunner(const std::string& fixture, int threads = 2) {
-  auto runner = ModelRunner::Load({.model_dir = Fixture(fixture), .kv_bytes = 16 << 20, .max_slots = 4}, Stream::OpenCpu(threads));
+  auto runner = ModelRunner::Load({.model_dir = Fixture(fixture), .kv_bytes = 16 << 20, .max_slots = 4},
+                                  Stream::OpenCpu(threads));
   EXPECT_TRUE(runner.ok()) << runner.status();
   return *std::move(runner);
 }
@@ -35,7 +36,9 @@ void ExpectSameBits(const SequenceDriver::Sequence& a, const SequenceDriver::Seq
   ASSERT_EQ(a.logprobs.size(), b.logprobs.size());
   for (size_t i = 0; i < a.logprobs.size(); ++i) {
     EXPECT_EQ(a.logprobs[i].top_tokens, b.logprobs[i].top_tokens);
-    EXPECT_EQ(std::memcmp(a.logprobs[i].top_values.data(), b.logprobs[i].top_values.data(), a.logprobs[i].top_values.size() * sizeof(float)), 0);
+    EXPECT_EQ(std::memcmp(a.logprobs[i].top_values.data(), b.logprobs[i].top_values.data(),
+                          a.logprobs[i].top_values.size() * sizeof(float)),
+              0);
     EXPECT_EQ(std::memcmp(&a.logprobs[i].chosen, &b.logprobs[i].chosen, sizeof(float)), 0);
   }
 }
@@ -137,16 +140,19 @@ TEST(ModelRunner, RefusesOptionsByNameAndLimit) {
     return std::string(ModelRunner::Load(options, Stream::OpenCpu(1)).status().message());
   };
   const std::filesystem::path folder = Fixture("qwen2-tiny-5x16");
-  EXPECT_THAT(complaint({.model_dir = folder, .kv_bytes = 100}), HasSubstr("the KV pool has 100 bytes; one block needs 40960"));
+  EXPECT_THAT(complaint({.model_dir = folder, .kv_bytes = 100}),
+              HasSubstr("the KV pool has 100 bytes; one block needs 40960"));
   EXPECT_THAT(complaint({.model_dir = folder, .kv_bytes = -1}), HasSubstr("-1 bytes"));
   EXPECT_THAT(complaint({.model_dir = folder, .kv_bytes = 1 << 20, .max_slots = 0}), HasSubstr("max_slots is 0"));
-  EXPECT_THAT(complaint({.model_dir = folder, .kv_bytes = 1 << 20, .max_rows = 1 << 30}), HasSubstr("max_rows is 1073741824"));
+  EXPECT_THAT(complaint({.model_dir = folder, .kv_bytes = 1 << 20, .max_rows = 1 << 30}),
+              HasSubstr("max_rows is 1073741824"));
   EXPECT_THAT(complaint({.model_dir = folder / "absent", .kv_bytes = 1 << 20}), HasSubstr("config.json is not a file"));
 }
 
 TEST(ModelRunner, RefusesAMixtureOfExperts) {
   MILLRACE_NEEDS_GOLDEN("tiny/qwen3-moe-tiny");
-  const auto runner = ModelRunner::Load({.model_dir = Golden("tiny/qwen3-moe-tiny"), .kv_bytes = 1 << 24}, Stream::OpenCpu(1));
+  const auto runner =
+      ModelRunner::Load({.model_dir = Golden("tiny/qwen3-moe-tiny"), .kv_bytes = 1 << 24}, Stream::OpenCpu(1));
   EXPECT_THAT(std::string(runner.status().message()), HasSubstr("Qwen3MoeForCausalLM"));
 }
 

@@ -35,11 +35,14 @@ TEST(Rope, LinearScalingStretchesEveryWave) {
   EXPECT_NEAR(rope.radians_per_token[32], 0.0025, 1e-17);
 }
 
-// Original length 2000 pi: the pair of frequency f makes 1000 f turns over it. Pair 0 makes 1000 (kept), pair 48 one (on the edge
-// of the slowed), pair 36 makes 10^0.75 = 5.62 (kept), pair 40 10^0.5 = 3.16 of the band 1 to 4.
+// Original length 2000 pi: the pair of frequency f makes 1000 f turns over it. Pair 0 makes 1000 (kept), pair 48 one
+// (on the edge of the slowed), pair 36 makes 10^0.75 = 5.62 (kept), pair 40 10^0.5 = 3.16 of the band 1 to 4.
 TEST(Rope, Llama3SlowsLongWavesKeepsShortOnesAndBlendsBetween) {
-  const RopeFrequencies rope = ComputeRopeFrequencies(
-      Config({.type = RopeScaling::Type::kLlama3, .factor = 8, .original_max_position = 2000 * kPi, .low_freq_factor = 1, .high_freq_factor = 4}));
+  const RopeFrequencies rope = ComputeRopeFrequencies(Config({.type = RopeScaling::Type::kLlama3,
+                                                              .factor = 8,
+                                                              .original_max_position = 2000 * kPi,
+                                                              .low_freq_factor = 1,
+                                                              .high_freq_factor = 4}));
   EXPECT_DOUBLE_EQ(rope.radians_per_token[0], 1);
   EXPECT_NEAR(rope.radians_per_token[36], std::pow(10, -2.25), 1e-15);
   const double smooth = (std::sqrt(10.0) - 1) / 3;
@@ -48,8 +51,8 @@ TEST(Rope, Llama3SlowsLongWavesKeepsShortOnesAndBlendsBetween) {
   EXPECT_NEAR(rope.radians_per_token[60], std::pow(10, -3.75) / 8, 1e-16);
 }
 
-// With theta 10^4 and D 128, pair i makes L / (2 pi) 10^(-i / 16) turns over L, so 32 turns are at i = 16 log10(L / 64 pi) and one at
-// i = 16 log10(L / 2 pi). L = 64 pi 10^1.01 puts them at 16.16 and 40.24: the ramp runs from 16 to 41.
+// With theta 10^4 and D 128, pair i makes L / (2 pi) 10^(-i / 16) turns over L, so 32 turns are at i = 16 log10(L / 64
+// pi) and one at i = 16 log10(L / 2 pi). L = 64 pi 10^1.01 puts them at 16.16 and 40.24: the ramp runs from 16 to 41.
 TEST(Rope, YarnRampsBetweenThePairsThatMakeManyTurnsAndOne) {
   const RopeFrequencies rope = ComputeRopeFrequencies(
       Config({.type = RopeScaling::Type::kYarn, .factor = 16, .original_max_position = 64 * kPi * std::pow(10, 1.01)}));

@@ -1,5 +1,5 @@
-// Drives a model as an engine would: packs chunks of every unfinished sequence into one step, and appends what is sampled. Block ids
-// are handed out in a shuffled order, so that no block table is contiguous. Lives for one test.
+// Drives a model as an engine would: packs chunks of every unfinished sequence into one step, and appends what is
+// sampled. Block ids are handed out in a shuffled order, so that no block table is contiguous. Lives for one test.
 #pragma once
 
 #include <algorithm>
@@ -22,11 +22,14 @@ class SequenceDriver {
     std::vector<int32_t> blocks;
     std::vector<TokenLogProbs> logprobs;  // of the generated tokens
 
-    std::vector<int32_t> generated() const { return {tokens.begin() + static_cast<std::ptrdiff_t>(num_prompt), tokens.end()}; }
+    std::vector<int32_t> generated() const {
+      return {tokens.begin() + static_cast<std::ptrdiff_t>(num_prompt), tokens.end()};
+    }
     bool done() const { return tokens.size() >= num_prompt + num_wanted; }
   };
 
-  SequenceDriver(int64_t num_blocks, int64_t chunk, unsigned shuffle_seed = 1) : chunk_(chunk), free_(static_cast<size_t>(num_blocks)) {
+  SequenceDriver(int64_t num_blocks, int64_t chunk, unsigned shuffle_seed = 1)
+      : chunk_(chunk), free_(static_cast<size_t>(num_blocks)) {
     std::iota(free_.begin(), free_.end(), 0);
     std::shuffle(free_.begin(), free_.end(), std::mt19937(shuffle_seed));
   }
@@ -38,7 +41,8 @@ class SequenceDriver {
 
   const Sequence& operator[](size_t i) const { return sequences_[i]; }
 
-  // The next step: up to `chunk` tokens of every unfinished sequence, at most max_rows in all. False where none is unfinished.
+  // The next step: up to `chunk` tokens of every unfinished sequence, at most max_rows in all. False where none is
+  // unfinished.
   bool Pack(StepInput& input, int64_t max_rows) {
     input.Clear();
     packed_.clear();
@@ -46,7 +50,8 @@ class SequenceDriver {
     for (Sequence& sequence : sequences_) {
       const auto room = static_cast<size_t>(max_rows - input.num_rows());
       if (sequence.done() || room == 0) continue;
-      const size_t count = std::min({static_cast<size_t>(chunk_), sequence.tokens.size() - sequence.num_computed, room});
+      const size_t count =
+          std::min({static_cast<size_t>(chunk_), sequence.tokens.size() - sequence.num_computed, room});
       packed_.push_back(&sequence);
       for (size_t i = 0; i < count; ++i) PackRow(sequence, input);
       input.query_start.push_back(static_cast<int32_t>(input.num_rows()));
@@ -63,7 +68,8 @@ class SequenceDriver {
     }
     for (const Sequence* sequence : packed_) {
       input.block_table.insert(input.block_table.end(), sequence->blocks.begin(), sequence->blocks.end());
-      input.block_table.resize(input.block_table.size() + static_cast<size_t>(input.block_table_width) - sequence->blocks.size());
+      input.block_table.resize(input.block_table.size() + static_cast<size_t>(input.block_table_width) -
+                               sequence->blocks.size());
     }
     return !packed_.empty();
   }

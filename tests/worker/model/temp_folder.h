@@ -22,7 +22,8 @@ class TempFolder {
 
   const std::filesystem::path& path() const { return path_; }
   void Write(const std::string& name, const std::string& bytes) const {
-    std::ofstream(path_ / name, std::ios::binary | std::ios::trunc).write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
+    std::ofstream(path_ / name, std::ios::binary | std::ios::trunc)
+        .write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
   }
   void CopyFrom(const std::filesystem::path& folder) const {
     std::filesystem::copy(folder, path_, std::filesystem::copy_options::recursive);
