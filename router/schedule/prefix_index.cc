@@ -1,11 +1,17 @@
 #include "router/schedule/prefix_index.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 
 #include "kernels/check.h"
 
 namespace millrace {
+namespace {
+
+constexpr uint32_t kBatch = 8;  // entries fetched from memory at a time
+
+}  // namespace
 
 bool PrefixIndex::Proves(const Entry& entry, EntryId id, uint64_t parent, const int32_t* tokens) const {
   return entry.parent == parent && std::memcmp(this->tokens(id), tokens, block_tokens_ * sizeof(int32_t)) == 0;
@@ -16,20 +22,32 @@ void PrefixIndex::Find(const PrefixHash& root, absl::Span<const PrefixHash> hash
   match->entries.clear();
   match->depth.assign(num_workers, 0);
   uint64_t parent = RootSerial(root);
-  for (uint32_t i = 0; i < hashes.size(); ++i) {
-    const auto found = by_hash_.find(hashes[i]);
-    if (found == by_hash_.end()) return;
-    const Entry& entry = entries_[found->second];
-    if (!Proves(entry, found->second, parent, tokens + size_t{i} * block_tokens_)) return;
-    bool any = false;
-    for (const Holder& holder : entry.holders) {
-      uint32_t& depth = match->depth[holder.worker];
-      if (depth == i) depth = i + 1;
-      any |= depth == i + 1;
+  std::array<EntryId, kBatch> ids;
+  for (uint32_t begin = 0; begin < hashes.size(); begin += kBatch) {
+    const size_t end = std::min<size_t>(begin + kBatch, hashes.size());
+    for (size_t i = begin; i < end; ++i) {
+      const auto found = by_hash_.find(hashes[i]);
+      const EntryId id = ids[i - begin] = found == by_hash_.end() ? kNone : found->second;
+      if (id == kNone) break;
+      __builtin_prefetch(&entries_[id]);
+      __builtin_prefetch(this->tokens(id));
     }
-    if (!any) return;
-    match->entries.push_back(found->second);
-    parent = entry.serial;
+    for (size_t i = end; i < std::min<size_t>(end + kBatch, hashes.size()); ++i) by_hash_.prefetch(hashes[i]);
+    for (uint32_t i = begin; i < end; ++i) {
+      const EntryId id = ids[i - begin];
+      if (id == kNone) return;
+      const Entry& entry = entries_[id];
+      if (!Proves(entry, id, parent, tokens + size_t{i} * block_tokens_)) return;
+      bool any = false;
+      for (const Holder& holder : entry.holders) {
+        uint32_t& depth = match->depth[holder.worker];
+        if (depth == i) depth = i + 1;
+        any |= depth == i + 1;
+      }
+      if (!any) return;
+      match->entries.push_back(id);
+      parent = entry.serial;
+    }
   }
 }
 

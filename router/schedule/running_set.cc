@@ -21,7 +21,7 @@ RunningSet::RunningSet(WorkerId id, uint32_t place, const worker::v1::Ready& rea
       cost_(ready.step_cost()),
       step_target_(std::max(ready.step_target_us(), 1u) * 1e-6),
       block_tokens_(ready.block_tokens()),
-      lease_blocks_ahead_(static_cast<uint32_t>(std::max(options.lease_blocks_ahead, 0))),
+      lease_blocks_ahead_(static_cast<uint32_t>(std::clamp(options.lease_blocks_ahead, 0, 4096))),
       max_preemptions_(options.max_preemptions),
       hasher_(hasher),
       index_(index),
@@ -92,7 +92,7 @@ bool RunningSet::Admit(Sequence* sequence, const PrefixIndex::Match& match, Time
   }
   slot.prefilling = true;
   slot.left = PrefillSeconds(cost_, slot.num_computed, sequence->length() - slot.num_computed);
-  slot.rank = PrefillRank(*sequence, slot.left, now);
+  slot.rank = slot.told_rank = PrefillRank(*sequence, slot.left, now);
   const auto after = std::upper_bound(prefills_.begin(), prefills_.end(), slot.rank,
                                       [&](int64_t rank, uint32_t other) { return rank < slots_[other].rank; });
   prefills_.insert(after, id);
@@ -103,12 +103,15 @@ bool RunningSet::Admit(Sequence* sequence, const PrefixIndex::Match& match, Time
 }
 
 void RunningSet::RefreshRanks(Time now) {
-  const auto fresh = [&](uint32_t slot) { return PrefillRank(*slots_[slot].sequence, slots_[slot].left, now); };
-  const auto in_order = [&](uint32_t a, uint32_t b) { return fresh(a) < fresh(b); };
-  if (std::is_sorted(prefills_.begin(), prefills_.end(), in_order)) return;
-  std::stable_sort(prefills_.begin(), prefills_.end(), in_order);
+  for (const uint32_t id : prefills_) slots_[id].rank = PrefillRank(*slots_[id].sequence, slots_[id].left, now);
+  const auto by_rank = [&](uint32_t a, uint32_t b) { return slots_[a].rank < slots_[b].rank; };
+  if (!std::is_sorted(prefills_.begin(), prefills_.end(), by_rank)) {
+    std::stable_sort(prefills_.begin(), prefills_.end(), by_rank);
+  }
+  const auto by_told_rank = [&](uint32_t a, uint32_t b) { return slots_[a].told_rank < slots_[b].told_rank; };
+  if (std::is_sorted(prefills_.begin(), prefills_.end(), by_told_rank)) return;
   for (const uint32_t id : prefills_) {
-    slots_[id].rank = fresh(id);
+    slots_[id].told_rank = slots_[id].rank;
     if (Told(slots_[id])) AddOnce(&rank_, id);
   }
 }
@@ -248,7 +251,7 @@ worker::v1::Edit RunningSet::TakeEdit() {
   for (const uint32_t id : rank_) {
     worker::v1::Rank* rank = edit.add_rank();
     rank->set_slot(id);
-    rank->set_rank(slots_[id].rank);
+    rank->set_rank(slots_[id].told_rank);
   }
   for (auto* list : {&release_, &admit_, &extend_, &rank_}) list->clear();
   return edit;
@@ -258,7 +261,7 @@ void RunningSet::FillEdit(const Slot& slot, worker::v1::Admit* admit) const {
   const Sequence& sequence = *slot.sequence;
   const auto first_new = sequence.tokens.begin() + slot.num_cached * block_tokens_;
   admit->set_slot(IdOf(slot));
-  admit->set_rank(slot.rank);
+  admit->set_rank(slot.told_rank);
   admit->set_num_cached_tokens(slot.num_cached * block_tokens_);
   admit->mutable_token_ids()->Add(first_new, sequence.tokens.end());
   if (sequence.has_penalty()) admit->mutable_cached_token_ids()->Add(sequence.tokens.begin(), first_new);

@@ -31,8 +31,9 @@ struct Slot {
   uint32_t num_told = 0;        // leading blocks that the worker was told of
   uint32_t filler = kNone;      // the slot that must compute num_cached blocks first
   std::vector<uint32_t> dependents;  // slots that have named this one their filler; may be outdated
-  int64_t rank = 0;
-  double left = 0;  // predicted seconds of prefill
+  int64_t rank = 0;       // as of the latest RefreshRanks
+  int64_t told_rank = 0;  // what the worker goes by
+  double left = 0;        // predicted seconds of prefill
   bool prefilling = false;
 };
 
@@ -58,7 +59,7 @@ class RunningSet {
   WorkerLoad Load(int64_t rank) const;
   // False, and nothing is changed, if its blocks and its lease do not fit now. REQUIRES: open().
   bool Admit(Sequence* sequence, const PrefixIndex::Match& match, Time now);
-  // Puts the prefills in order as of now; those whose order has changed are sent new ranks.
+  // Puts the prefills in order as of now; if the worker would take them in another order, it is sent new ranks.
   void RefreshRanks(Time now);
 
   // Reports. The slot, null if it is being released and the report is older than that, or what breaks the contract.

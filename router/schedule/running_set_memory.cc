@@ -100,7 +100,11 @@ RunningSet::Evicted RunningSet::GrowLeases() {
     for (Sequence* orphan : Stop(IdOf(*victim), false)) evicted.orphans.push_back(orphan);
     MILLRACE_CHECK(pool_.used() < used, "a preemption frees blocks", used);
   }
-  for (const uint32_t id : touched_) Grow(&slots_[id], TargetBlocks(*slots_[id].sequence));
+  for (const uint32_t id : touched_) {
+    Slot& slot = slots_[id];
+    if (slot.sequence->length() + lease_blocks_ahead_ * block_tokens_ <= slot.table.size() * block_tokens_) continue;
+    Grow(&slot, TargetBlocks(*slot.sequence));
+  }
   touched_.clear();
   return evicted;
 }

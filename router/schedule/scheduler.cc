@@ -48,7 +48,7 @@ void Scheduler::Cancel(SequenceId id, Time now) {
   const auto found = state_->sequences.find(id);
   if (found == state_->sequences.end() || found->second->cancelled) return;
   Sequence* const sequence = found->second.get();
-  sequence->cancelled = true;
+  sequence->cancelled = state_->any_cancelled = true;
   if (sequence->place == Sequence::Place::kEnded) return;
   state_->Detach(sequence, now);
   state_->End(sequence);
@@ -65,7 +65,10 @@ std::vector<SequenceEvent> Scheduler::TakeEvents() {
   state_->ended.clear();
   std::vector<SequenceEvent> events = std::move(state_->events);
   state_->events.clear();
-  std::erase_if(events, [&](const SequenceEvent& event) { return state_->sequences.at(event.sequence)->cancelled; });
+  if (state_->any_cancelled) {
+    std::erase_if(events, [&](const SequenceEvent& event) { return state_->sequences.at(event.sequence)->cancelled; });
+    state_->any_cancelled = false;
+  }
   return events;
 }
 

@@ -21,6 +21,8 @@ absl::Status Scheduler::Apply(WorkerId id, const worker::v1::StepReport& report,
   for (const worker::v1::Progress& progress : report.prefill()) {
     if (absl::Status status = state.ApplyProgress(&worker, progress, report.applied_edit()); !status.ok()) return status;
   }
+  const size_t num_events = state.events.size() + static_cast<size_t>(report.rows_size());
+  if (num_events > state.events.capacity()) state.events.reserve(2 * num_events);
   for (const worker::v1::Row& row : report.rows()) {
     if (absl::Status status = state.ApplyRow(&worker, row, report.applied_edit(), now); !status.ok()) return status;
   }

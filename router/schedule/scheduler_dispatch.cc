@@ -32,6 +32,7 @@ int Scheduler::State::DispatchFirst(Time now) {
   bool any_open = false;
   for (size_t place = 0; place < workers.size(); ++place) {
     candidates[place].open = workers[place].set != nullptr && workers[place].set->open();
+    if (candidates[place].open) workers[place].set->RefreshRanks(now);
     any_open |= candidates[place].open;
   }
   if (!any_open) return 0;

@@ -78,6 +78,7 @@ struct Scheduler::State {
   AdmissionQueue queue;
   absl::btree_set<std::pair<Time, SequenceId>> deadlines;
   std::vector<SequenceEvent> events;
+  bool any_cancelled = false;     // since events were taken: some of `events` may be nobody's
   std::vector<SequenceId> ended;  // their last event is in `events`, or they were cancelled
   std::vector<SequenceId> taken;  // their last event was among the latest taken
 
