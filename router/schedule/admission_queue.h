@@ -1,7 +1,7 @@
-// The sequences that wait for a worker, in the order of PrefillRank, which waiting changes. Ranks are brought up to date in turn, a
-// few at each dispatch, so the order lags by at most size / kRefreshed dispatches. Bounded by the Scheduler's Submit; sequences
-// that come back from a worker are always taken. Owned by the Scheduler.
-// Time: O(log n) for each call. Memory: 32 bytes per sequence.
+// The sequences that wait for a worker, in the order of PrefillRank, which waiting changes. Ranks are brought up to
+// date in turn, a few at each dispatch, so the order lags by at most size / kRefreshed dispatches. Bounded by the
+// Scheduler's Submit; sequences that come back from a worker are always taken. Owned by the Scheduler. Time: O(log n)
+// for each call. Memory: 32 bytes per sequence.
 #pragma once
 
 #include <cstdint>

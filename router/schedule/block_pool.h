@@ -1,7 +1,7 @@
-// The blocks of one worker: who pins them, which are free, and in which order the unpinned are reused. A freed block keeps its
-// content and its place in the prefix index until it is taken again, so the free list is the prefix cache: named blocks leave it
-// least recently used first, nameless ones before all others. Lives as long as the worker's stream.
-// Time: O(1) for each call. Memory: 20 bytes per block.
+// The blocks of one worker: who pins them, which are free, and in which order the unpinned are reused. A freed block
+// keeps its content and its place in the prefix index until it is taken again, so the free list is the prefix cache:
+// named blocks leave it least recently used first, nameless ones before all others. Lives as long as the worker's
+// stream. Time: O(1) for each call. Memory: 20 bytes per block.
 #pragma once
 
 #include <cstdint>
@@ -28,8 +28,8 @@ class BlockPool {
   void Pin(BlockId block);
   void Unpin(BlockId block);  // of a sequence: last block first, so that children are reused before parents
 
-  // One pin becomes a quarantine: a released slot may still write there, so the block is not reused before EndQuarantine.
-  // It may be pinned meanwhile by those who only read it.
+  // One pin becomes a quarantine: a released slot may still write there, so the block is not reused before
+  // EndQuarantine. It may be pinned meanwhile by those who only read it.
   void Quarantine(BlockId block);
   void EndQuarantine(BlockId block);
 

@@ -27,7 +27,8 @@ double PlacementCost(const WorkerLoad& worker, double own, double tokens) {
   const double share = std::min(rows / worker.step_target, 0.95);
   const double slow = 1 / (1 - share);
   const double others = worker.rows + worker.prefills;
-  const double delay = own * others + kExpectedOutput * (DecodeSeconds(*worker.cost, 2 * others, worker.context + others * tokens));
+  const double delay =
+      own * others + kExpectedOutput * (DecodeSeconds(*worker.cost, 2 * others, worker.context + others * tokens));
   return (worker.wait + own) * slow + kOwnWeight * own + kDelayWeight * delay;
 }
 

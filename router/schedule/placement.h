@@ -1,5 +1,5 @@
-// Where a sequence goes and when: the order of prefills and the cost of a placement, both in predicted seconds. Pure functions,
-// O(1). What each term is for stands in the README.
+// Where a sequence goes and when: the order of prefills and the cost of a placement, both in predicted seconds. Pure
+// functions, O(1). What each term is for stands in the README.
 #pragma once
 
 #include <cstdint>

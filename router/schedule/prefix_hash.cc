@@ -48,8 +48,8 @@ PrefixHash PrefixHasher::Root(std::string_view salt) const {
   return hash;
 }
 
-// A chunk's words x_0 … x_2m-1 become two sums  sum_i (x_2i + k_2i) * (x_2i+1 + k_2i+1)  mod 2^128, the second with the keys two
-// words on: products that do not wait for each other. Then the sums are folded into the chain.
+// A chunk's words x_0 … x_2m-1 become two sums  sum_i (x_2i + k_2i) * (x_2i+1 + k_2i+1)  mod 2^128, the second with the
+// keys two words on: products that do not wait for each other. Then the sums are folded into the chain.
 PrefixHash PrefixHasher::Next(const PrefixHash& parent, const int32_t* tokens, size_t num_tokens) const {
   PrefixHash hash = parent;
   while (num_tokens > 0) {

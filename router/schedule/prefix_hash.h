@@ -1,6 +1,7 @@
-// Names of prefixes: a keyed 128-bit hash, chained over a salt and blocks of tokens, so that equal names mean equal prefixes but
-// for an accident; PrefixIndex proves every hit by its tokens. The key is secret and no hash leaves the process, so nobody can
-// prepare collisions. A value; any thread. Time: two multiplications per four tokens, and four per block. 16 bytes per block.
+// Names of prefixes: a keyed 128-bit hash, chained over a salt and blocks of tokens, so that equal names mean equal
+// prefixes but for an accident; PrefixIndex proves every hit by its tokens. The key is secret and no hash leaves the
+// process, so nobody can prepare collisions. A value; any thread. Time: two multiplications per four tokens, and four
+// per block. 16 bytes per block.
 #pragma once
 
 #include <cstddef>

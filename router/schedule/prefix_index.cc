@@ -17,8 +17,8 @@ bool PrefixIndex::Proves(const Entry& entry, EntryId id, uint64_t parent, const 
   return entry.parent == parent && std::memcmp(this->tokens(id), tokens, block_tokens_ * sizeof(int32_t)) == 0;
 }
 
-void PrefixIndex::Find(const PrefixHash& root, absl::Span<const PrefixHash> hashes, const int32_t* tokens, size_t num_workers,
-                       Match* match) const {
+void PrefixIndex::Find(const PrefixHash& root, absl::Span<const PrefixHash> hashes, const int32_t* tokens,
+                       size_t num_workers, Match* match) const {
   match->entries.clear();
   match->depth.assign(num_workers, 0);
   uint64_t parent = RootSerial(root);
@@ -77,8 +77,9 @@ EntryId PrefixIndex::Insert(const PrefixHash& root, EntryId parent, const Prefix
 
 PrefixIndex::Holder& PrefixIndex::Find(EntryId entry, uint32_t worker, BlockId block) {
   auto& holders = entries_[entry].holders;
-  const auto found = std::find_if(holders.begin(), holders.end(),
-                                  [&](const Holder& holder) { return holder.worker == worker && holder.block == block; });
+  const auto found = std::find_if(holders.begin(), holders.end(), [&](const Holder& holder) {
+    return holder.worker == worker && holder.block == block;
+  });
   MILLRACE_CHECK(found != holders.end(), "a named block is among its entry's holders", entry, worker, block);
   return *found;
 }
@@ -94,7 +95,9 @@ void PrefixIndex::Remove(EntryId entry, uint32_t worker, BlockId block) {
   unused_.push_back(entry);
 }
 
-void PrefixIndex::MarkComputed(EntryId entry, uint32_t worker, BlockId block) { Find(entry, worker, block).filler = kNone; }
+void PrefixIndex::MarkComputed(EntryId entry, uint32_t worker, BlockId block) {
+  Find(entry, worker, block).filler = kNone;
+}
 
 const PrefixIndex::Holder& PrefixIndex::HolderOn(EntryId entry, uint32_t worker) const {
   const Holder* found = nullptr;

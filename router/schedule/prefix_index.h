@@ -1,7 +1,8 @@
-// Which block holds which tokens, on which workers. An entry is one block's worth of tokens after one parent entry; its holders
-// are blocks of workers, each computed or still being filled by a slot. The hash finds an entry, its tokens and its parent prove
-// it. One walk matches all workers. Exact, since the router itself places and evicts every block. Lives as long as the router.
-// Time: a match O(blocks * holders), Insert and Remove O(holders). Memory: 80 + 4 * block_tokens bytes per entry, 12 per holder.
+// Which block holds which tokens, on which workers. An entry is one block's worth of tokens after one parent entry; its
+// holders are blocks of workers, each computed or still being filled by a slot. The hash finds an entry, its tokens and
+// its parent prove it. One walk matches all workers. Exact, since the router itself places and evicts every block.
+// Lives as long as the router. Time: a match O(blocks * holders), Insert and Remove O(holders). Memory: 80 + 4 *
+// block_tokens bytes per entry, 12 per holder.
 #pragma once
 
 #include <cstdint>
@@ -35,9 +36,10 @@ class PrefixIndex {
   void Find(const PrefixHash& root, absl::Span<const PrefixHash> hashes, const int32_t* tokens, size_t num_workers,
             Match* match) const;
 
-  // Makes `holder` one of the holders of `tokens` after `parent` (kNone: first block after `root`). kNone if another prefix has
-  // this hash: then the block cannot be found.
-  EntryId Insert(const PrefixHash& root, EntryId parent, const PrefixHash& hash, const int32_t* tokens, const Holder& holder);
+  // Makes `holder` one of the holders of `tokens` after `parent` (kNone: first block after `root`). kNone if another
+  // prefix has this hash: then the block cannot be found.
+  EntryId Insert(const PrefixHash& root, EntryId parent, const PrefixHash& hash, const int32_t* tokens,
+                 const Holder& holder);
   void Remove(EntryId entry, uint32_t worker, BlockId block);
   void MarkComputed(EntryId entry, uint32_t worker, BlockId block);
 

@@ -41,8 +41,12 @@ uint32_t RunningSet::UsableBlocks(const Sequence& sequence, uint32_t depth) cons
 }
 
 WorkerLoad RunningSet::Load(int64_t rank) const {
-  WorkerLoad load{&cost_, step_target_, static_cast<double>(decode_rows_), static_cast<double>(decode_context_),
-                  static_cast<double>(prefills_.size()), 0};
+  WorkerLoad load{&cost_,
+                  step_target_,
+                  static_cast<double>(decode_rows_),
+                  static_cast<double>(decode_context_),
+                  static_cast<double>(prefills_.size()),
+                  0};
   for (const uint32_t slot : prefills_) {
     if (slots_[slot].rank > rank) break;
     load.wait += slots_[slot].left;

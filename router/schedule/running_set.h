@@ -1,6 +1,7 @@
-// One worker as the router sees it: its slots, its block pool, and the edit that waits to be taken. It names blocks in the prefix
-// index, hands out leases and knows what a released slot may still touch; which sequence comes or goes, the Scheduler decides.
-// Lives as long as the worker's stream. Memory: 20 bytes per block, 150 per slot and 4 per block that a slot holds.
+// One worker as the router sees it: its slots, its block pool, and the edit that waits to be taken. It names blocks in
+// the prefix index, hands out leases and knows what a released slot may still touch; which sequence comes or goes, the
+// Scheduler decides. Lives as long as the worker's stream. Memory: 20 bytes per block, 150 per slot and 4 per block
+// that a slot holds.
 #pragma once
 
 #include <cstdint>
@@ -21,19 +22,19 @@ struct Slot {
 
   State state = State::kEmpty;
   Sequence* sequence = nullptr;
-  uint64_t admit_edit = 0;      // the edit that carries its admission
-  uint64_t admission = 0;       // counts the worker's admissions
-  std::vector<BlockId> table;   // block by position
-  uint32_t num_cached = 0;      // leading blocks that it found in the cache
-  uint32_t num_named = 0;       // leading blocks that the prefix index knows
-  uint32_t num_ready = 0;       // leading blocks that are cached or full of computed tokens
-  uint32_t num_computed = 0;    // tokens
-  uint32_t num_told = 0;        // leading blocks that the worker was told of
-  uint32_t filler = kNone;      // the slot that must compute num_cached blocks first
+  uint64_t admit_edit = 0;           // the edit that carries its admission
+  uint64_t admission = 0;            // counts the worker's admissions
+  std::vector<BlockId> table;        // block by position
+  uint32_t num_cached = 0;           // leading blocks that it found in the cache
+  uint32_t num_named = 0;            // leading blocks that the prefix index knows
+  uint32_t num_ready = 0;            // leading blocks that are cached or full of computed tokens
+  uint32_t num_computed = 0;         // tokens
+  uint32_t num_told = 0;             // leading blocks that the worker was told of
+  uint32_t filler = kNone;           // the slot that must compute num_cached blocks first
   std::vector<uint32_t> dependents;  // slots that have named this one their filler; may be outdated
-  int64_t rank = 0;       // as of the latest RefreshRanks
-  int64_t told_rank = 0;  // what the worker goes by
-  double left = 0;        // predicted seconds of prefill
+  int64_t rank = 0;                  // as of the latest RefreshRanks
+  int64_t told_rank = 0;             // what the worker goes by
+  double left = 0;                   // predicted seconds of prefill
   bool prefilling = false;
 };
 
@@ -70,8 +71,9 @@ class RunningSet {
   void Appended(Slot* slot, uint32_t num_tokens);  // the sequence has them already
   void Stalled(Slot* slot);
 
-  // The slot goes: at once if the worker has emptied it or does not know of it, otherwise with the next edit. `poisoned`: what it
-  // computed is not to be found again. Returns the sequences that waited for its blocks, whose slots have gone too.
+  // The slot goes: at once if the worker has emptied it or does not know of it, otherwise with the next edit.
+  // `poisoned`: what it computed is not to be found again. Returns the sequences that waited for its blocks, whose
+  // slots have gone too.
   std::vector<Sequence*> Stop(uint32_t slot, bool emptied, bool poisoned = false);
 
   // Gives blocks to slots that were appended to, preempting others where it must.
@@ -130,7 +132,7 @@ class RunningSet {
 
   uint64_t last_edit_ = 0;  // taken
   uint64_t applied_edit_ = 0;
-  std::deque<Quarantined> quarantine_;  // by edit
+  std::deque<Quarantined> quarantine_;                     // by edit
   std::vector<uint32_t> release_, admit_, extend_, rank_;  // slots of the next edit
 };
 

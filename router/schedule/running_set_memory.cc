@@ -13,8 +13,11 @@ uint32_t RunningSet::TargetBlocks(const Sequence& sequence) const {
   return std::min(blocks(sequence.length()) + lease_blocks_ahead_, blocks(sequence.max_length));
 }
 
-// Blocks that admissions leave to those who run: 1 %, or one each. Nothing if nobody runs, so that a lone sequence fits.
-uint32_t RunningSet::Reserve() const { return num_used_slots_ == 0 ? 0 : std::max(pool_.size() / 100, num_used_slots_); }
+// Blocks that admissions leave to those who run: 1 %, or one each. Nothing if nobody runs, so that a lone sequence
+// fits.
+uint32_t RunningSet::Reserve() const {
+  return num_used_slots_ == 0 ? 0 : std::max(pool_.size() / 100, num_used_slots_);
+}
 
 BlockId RunningSet::TakeBlock() {
   const std::optional<BlockPool::Taken> taken = pool_.Take();
@@ -38,8 +41,9 @@ bool RunningSet::Name(Slot* slot, uint32_t filler) {
   const EntryId parent = i == 0 ? kNone : pool_.entry(slot->table[i - 1]);
   if (i > 0 && parent == kNone) return false;
   hasher_->Extend(sequence.hashes, sequence.root, sequence.tokens, block_tokens_);
-  const EntryId entry = index_->Insert(sequence.root, parent, sequence.hashes[i],
-                                       sequence.tokens.data() + size_t{i} * block_tokens_, {place_, slot->table[i], filler});
+  const EntryId entry =
+      index_->Insert(sequence.root, parent, sequence.hashes[i], sequence.tokens.data() + size_t{i} * block_tokens_,
+                     {place_, slot->table[i], filler});
   if (entry == kNone) return false;
   pool_.SetEntry(slot->table[i], entry);
   ++slot->num_named;
@@ -55,8 +59,9 @@ bool RunningSet::FreesBlocks(const Slot& slot) const {
   return std::any_of(slot.table.rbegin(), slot.table.rend(), [&](BlockId block) { return pool_.pins(block) == 1; });
 }
 
-// The lowest priority, most recently admitted sequence that frees a block, `needy` itself included. Those that were preempted often
-// enough yield only to the oldest sequence, latest first, and only when nobody else can: so the oldest always goes on.
+// The lowest priority, most recently admitted sequence that frees a block, `needy` itself included. Those that were
+// preempted often enough yield only to the oldest sequence, latest first, and only when nobody else can: so the oldest
+// always goes on.
 Slot* RunningSet::ChooseVictim(const Slot& needy) {
   Slot* victim = nullptr;
   Slot* last_resort = nullptr;

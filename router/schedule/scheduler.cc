@@ -38,9 +38,9 @@ void Scheduler::State::ExpireDeadlines(Time now) {
   while (!deadlines.empty() && deadlines.begin()->first <= now) {
     Sequence* const sequence = sequences.at(deadlines.begin()->second).get();
     Detach(sequence, now);
-    Fail(sequence, absl::DeadlineExceededError(
-                       absl::StrCat("deadline passed ", now - sequence->deadline, " us ago, after ",
-                                    sequence->report.generated_tokens, " generated tokens")));
+    Fail(sequence,
+         absl::DeadlineExceededError(absl::StrCat("deadline passed ", now - sequence->deadline, " us ago, after ",
+                                                  sequence->report.generated_tokens, " generated tokens")));
   }
 }
 

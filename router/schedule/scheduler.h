@@ -1,9 +1,9 @@
-// The core of the router: which sequence runs where, in which blocks, and what each worker must change for it. A pure object:
-// no gRPC, no thread, no clock, no random source; time and seeds are arguments, and equal calls give equal results. Lives as
-// long as the router; the caller serialises access.
+// The core of the router: which sequence runs where, in which blocks, and what each worker must change for it. A pure
+// object: no gRPC, no thread, no clock, no random source; time and seeds are arguments, and equal calls give equal
+// results. Lives as long as the router; the caller serialises access.
 //
-// Call pattern: any input (Submit, Cancel, AddWorker, RemoveWorker, Apply, Advance), then TakeEdit for every worker that
-// PendingWorkers() names, and TakeEvents.
+// Call pattern: any input (Submit, Cancel, AddWorker, RemoveWorker, Apply, Advance), then TakeEdit for every worker
+// that PendingWorkers() names, and TakeEvents.
 #pragma once
 
 #include <cstdint>
@@ -24,12 +24,12 @@ using SequenceId = uint64_t;  // never reused
 using WorkerId = uint32_t;    // never reused: a worker that comes back is another one
 
 struct SchedulerOptions {
-  int64_t max_queued_sequences = 4096;         // further ones are refused
-  int64_t max_queued_tokens = 64 << 20;        // prompt tokens in the queue
-  Time max_prefill_ahead = 250'000;            // predicted prefill sent to a worker before it is needed
-  int lease_blocks_ahead = 2;                  // blocks a decoding slot holds beyond the one it fills
-  int max_preemptions = 2;                     // of one sequence; then it is pinned
-  uint64_t hash_key[2] = {0, 0};               // of the prefix index; drawn at start-up, so that collisions cannot be prepared
+  int64_t max_queued_sequences = 4096;   // further ones are refused
+  int64_t max_queued_tokens = 64 << 20;  // prompt tokens in the queue
+  Time max_prefill_ahead = 250'000;      // predicted prefill sent to a worker before it is needed
+  int lease_blocks_ahead = 2;            // blocks a decoding slot holds beyond the one it fills
+  int max_preemptions = 2;               // of one sequence; then it is pinned
+  uint64_t hash_key[2] = {0, 0};  // of the prefix index; drawn at start-up, so that collisions cannot be prepared
 };
 
 // One output to generate; a request with n choices is n of them, submitted together, and shares the prompt's blocks.
@@ -38,10 +38,10 @@ struct SequenceSpec {
   worker::v1::Sampling sampling;
   std::vector<int32_t> stop_token_ids;
   int32_t min_tokens = 0;
-  int32_t max_tokens = 0;       // >= 1
+  int32_t max_tokens = 0;  // >= 1
   std::string cache_salt;
-  int priority = 0;             // higher goes first
-  Time deadline = kNever;       // a queued sequence never starts after it, a running one is stopped
+  int priority = 0;        // higher goes first
+  Time deadline = kNever;  // a queued sequence never starts after it, a running one is stopped
 };
 
 struct SequenceEvent {
@@ -49,8 +49,8 @@ struct SequenceEvent {
   std::vector<int32_t> token_ids;
   std::vector<worker::v1::LogProbs> logprobs;         // one per token, where asked for
   std::vector<worker::v1::LogProbs> prompt_logprobs;  // all of them, with or before the first token
-  // Set in the last event of a sequence. An error status (DEADLINE_EXCEEDED, INTERNAL for non-finite logits, RESOURCE_EXHAUSTED …)
-  // or a finish reason.
+  // Set in the last event of a sequence. An error status (DEADLINE_EXCEEDED, INTERNAL for non-finite logits,
+  // RESOURCE_EXHAUSTED …) or a finish reason.
   bool finished = false;
   absl::Status status;
   worker::v1::FinishReason finish_reason = worker::v1::FINISH_REASON_UNSPECIFIED;
@@ -60,8 +60,8 @@ struct SequenceEvent {
 struct SequenceReport {
   int32_t prompt_tokens = 0;
   int32_t generated_tokens = 0;
-  int32_t predicted_cached_tokens = 0;  // at placement
-  int32_t cached_tokens = 0;            // at the first admission
+  int32_t predicted_cached_tokens = 0;                                // at placement
+  int32_t cached_tokens = 0;                                          // at the first admission
   Time submitted = 0, admitted = 0, first_token = 0, last_token = 0;  // 0: not yet
   int preemptions = 0;
   int moves = 0;
@@ -95,8 +95,8 @@ class Scheduler {
   // An error means that the report breaks the contract: the caller ends the stream and removes the worker.
   absl::Status Apply(WorkerId worker, const worker::v1::StepReport& report, Time now);
 
-  // Sequences. INVALID_ARGUMENT, OUT_OF_RANGE (context), RESOURCE_EXHAUSTED (queue, pool), UNAVAILABLE (no worker ever seen).
-  // Either all are taken or none.
+  // Sequences. INVALID_ARGUMENT, OUT_OF_RANGE (context), RESOURCE_EXHAUSTED (queue, pool), UNAVAILABLE (no worker ever
+  // seen). Either all are taken or none.
   absl::StatusOr<std::vector<SequenceId>> Submit(std::vector<SequenceSpec> specs, Time now);
   // Ends it without an event; its memory is given back with the next edit.
   void Cancel(SequenceId sequence, Time now);
@@ -106,14 +106,15 @@ class Scheduler {
   Time NextDeadline() const;
 
   // Results of the calls above.
-  std::vector<WorkerId> PendingWorkers() const;              // those with an edit to take
+  std::vector<WorkerId> PendingWorkers() const;  // those with an edit to take
   worker::v1::Edit TakeEdit(WorkerId worker);
   std::vector<SequenceEvent> TakeEvents();
-  SequenceReport Report(SequenceId sequence) const;          // REQUIRES: its last event has not been taken, or was the latest taken
+  SequenceReport Report(
+      SequenceId sequence) const;  // REQUIRES: its last event has not been taken, or was the latest taken
 
   SchedulerCounts counts() const;
   WorkerCounts worker_counts(WorkerId worker) const;
-  int64_t max_sequence_tokens() const;  // of the largest pool: prompt and output together; 0 without workers
+  int64_t max_sequence_tokens() const;     // of the largest pool: prompt and output together; 0 without workers
   const worker::v1::Model* model() const;  // null until a worker has come
 
  private:

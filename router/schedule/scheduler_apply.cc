@@ -1,5 +1,5 @@
-// Apply: a step's report. Every field is checked as it is used; a breach ends the worker, and what was taken over before it stays
-// true, since it was checked too.
+// Apply: a step's report. Every field is checked as it is used; a breach ends the worker, and what was taken over
+// before it stays true, since it was checked too.
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
@@ -19,7 +19,8 @@ absl::Status Scheduler::Apply(WorkerId id, const worker::v1::StepReport& report,
   worker.steps = report.step();
   if (report.step_us() != 0) worker.last_step_us = report.step_us();
   for (const worker::v1::Progress& progress : report.prefill()) {
-    if (absl::Status status = state.ApplyProgress(&worker, progress, report.applied_edit()); !status.ok()) return status;
+    if (absl::Status status = state.ApplyProgress(&worker, progress, report.applied_edit()); !status.ok())
+      return status;
   }
   const size_t num_events = state.events.size() + static_cast<size_t>(report.rows_size());
   if (num_events > state.events.capacity()) state.events.reserve(2 * num_events);
@@ -37,21 +38,23 @@ absl::Status Scheduler::Apply(WorkerId id, const worker::v1::StepReport& report,
   return absl::OkStatus();
 }
 
-absl::Status Scheduler::State::ApplyProgress(Worker* worker, const worker::v1::Progress& progress, uint64_t applied_edit) {
+absl::Status Scheduler::State::ApplyProgress(Worker* worker, const worker::v1::Progress& progress,
+                                             uint64_t applied_edit) {
   const absl::StatusOr<Slot*> found = worker->set->ReportedSlot(progress.slot(), applied_edit);
   if (!found.ok()) return found.status();
   if (*found == nullptr) return absl::OkStatus();
   Slot& slot = **found;
   Sequence& sequence = *slot.sequence;
   if (progress.num_computed_tokens() < slot.num_computed || progress.num_computed_tokens() > sequence.length()) {
-    return absl::InvalidArgumentError(absl::StrCat("slot ", progress.slot(), " computed ", progress.num_computed_tokens(),
-                                                   " tokens, which is not within ", slot.num_computed, " … ",
-                                                   sequence.length()));
+    return absl::InvalidArgumentError(absl::StrCat("slot ", progress.slot(), " computed ",
+                                                   progress.num_computed_tokens(), " tokens, which is not within ",
+                                                   slot.num_computed, " … ", sequence.length()));
   }
   if (progress.prompt_logprobs_size() > 0) {
     const int64_t total = static_cast<int64_t>(sequence.prompt_logprobs.size()) + progress.prompt_logprobs_size();
     if (!sequence.wants_prompt_logprobs() || total >= sequence.num_prompt) {
-      return absl::InvalidArgumentError(absl::StrCat("slot ", progress.slot(), " reports ", total, " prompt logprobs; it has ",
+      return absl::InvalidArgumentError(absl::StrCat("slot ", progress.slot(), " reports ", total,
+                                                     " prompt logprobs; it has ",
                                                      sequence.wants_prompt_logprobs() ? sequence.num_prompt - 1 : 0));
     }
     sequence.prompt_logprobs.insert(sequence.prompt_logprobs.end(), progress.prompt_logprobs().begin(),
@@ -67,12 +70,13 @@ absl::Status Scheduler::State::CheckRow(const Slot& slot, const worker::v1::Row&
   const int64_t leased = static_cast<int64_t>(slot.table.size()) * block_tokens + 1;
   const int64_t limit = std::min<int64_t>(leased, sequence.max_length);
   if (length > limit) {
-    return absl::InvalidArgumentError(absl::StrCat("slot ", row.slot(), " reached ", length, " tokens; its limit is ", limit));
+    return absl::InvalidArgumentError(
+        absl::StrCat("slot ", row.slot(), " reached ", length, " tokens; its limit is ", limit));
   }
   for (const int32_t token : row.token_ids()) {
     if (token < 0 || static_cast<uint32_t>(token) >= model->vocab_size()) {
-      return absl::InvalidArgumentError(absl::StrCat("slot ", row.slot(), " sampled token ", token, ", which is not within 0 … ",
-                                                     model->vocab_size() - 1));
+      return absl::InvalidArgumentError(absl::StrCat("slot ", row.slot(), " sampled token ", token,
+                                                     ", which is not within 0 … ", model->vocab_size() - 1));
     }
   }
   const int wanted = sequence.sampling.has_logprobs() ? row.token_ids_size() : 0;
@@ -80,23 +84,26 @@ absl::Status Scheduler::State::CheckRow(const Slot& slot, const worker::v1::Row&
     return absl::InvalidArgumentError(absl::StrCat("slot ", row.slot(), " has ", row.logprobs_size(), " logprobs for ",
                                                    row.token_ids_size(), " tokens; expected ", wanted));
   }
-  if (row.finish_reason() < worker::v1::FINISH_REASON_UNSPECIFIED || row.finish_reason() > worker::v1::FINISH_REASON_NON_FINITE) {
-    return absl::InvalidArgumentError(absl::StrCat("slot ", row.slot(), " ended with reason ", row.finish_reason(), " of ",
-                                                   worker::v1::FINISH_REASON_NON_FINITE));
+  if (row.finish_reason() < worker::v1::FINISH_REASON_UNSPECIFIED ||
+      row.finish_reason() > worker::v1::FINISH_REASON_NON_FINITE) {
+    return absl::InvalidArgumentError(absl::StrCat("slot ", row.slot(), " ended with reason ", row.finish_reason(),
+                                                   " of ", worker::v1::FINISH_REASON_NON_FINITE));
   }
   const bool at_end = length == sequence.max_length;
   const bool goes_on = row.finish_reason() == worker::v1::FINISH_REASON_UNSPECIFIED;
   if (at_end ? goes_on : row.finish_reason() == worker::v1::FINISH_REASON_LENGTH) {
-    return absl::InvalidArgumentError(absl::StrCat("slot ", row.slot(), goes_on ? " goes on at " : " ended for its length at ",
-                                                   length, " tokens; its limit is ", sequence.max_length));
+    return absl::InvalidArgumentError(absl::StrCat("slot ", row.slot(),
+                                                   goes_on ? " goes on at " : " ended for its length at ", length,
+                                                   " tokens; its limit is ", sequence.max_length));
   }
   const bool fails = row.finish_reason() == worker::v1::FINISH_REASON_NON_FINITE;
   if (row.token_ids_size() == 0 && !fails) {
     return absl::InvalidArgumentError(absl::StrCat("slot ", row.slot(), " has a row without a token"));
   }
   if (!fails && sequence.wants_prompt_logprobs() && sequence.prompt_logprobs.size() + 1 != sequence.num_prompt) {
-    return absl::InvalidArgumentError(absl::StrCat("slot ", row.slot(), " sampled after ", sequence.prompt_logprobs.size(),
-                                                   " prompt logprobs of ", sequence.num_prompt - 1));
+    return absl::InvalidArgumentError(absl::StrCat("slot ", row.slot(), " sampled after ",
+                                                   sequence.prompt_logprobs.size(), " prompt logprobs of ",
+                                                   sequence.num_prompt - 1));
   }
   return absl::OkStatus();
 }

@@ -26,7 +26,9 @@ absl::Status CheckSame(const char* name, const Value& value, const Value& expect
   return absl::InvalidArgumentError(absl::StrCat(name, " ", value, " differs from the cluster's ", expected));
 }
 
-std::string EosText(const worker::v1::Model& model) { return absl::StrCat("[", absl::StrJoin(model.eos_token_ids(), ", "), "]"); }
+std::string EosText(const worker::v1::Model& model) {
+  return absl::StrCat("[", absl::StrJoin(model.eos_token_ids(), ", "), "]");
+}
 
 }  // namespace
 
@@ -39,7 +41,8 @@ absl::Status Scheduler::State::CheckReady(const worker::v1::Ready& ready) const 
   status.Update(CheckRange("vocab_size", its.vocab_size(), 1, INT32_MAX));
   status.Update(CheckRange("max_context", its.max_context(), 1, 1 << 30));
   const worker::v1::StepCost& cost = ready.step_cost();
-  for (const double part : {cost.step_us(), cost.prefill_token_us(), cost.prefill_context_ns(), cost.row_us(), cost.context_ns()}) {
+  for (const double part :
+       {cost.step_us(), cost.prefill_token_us(), cost.prefill_context_ns(), cost.row_us(), cost.context_ns()}) {
     if (std::isfinite(part) && part >= 0 && part <= 1e9) continue;
     status.Update(absl::InvalidArgumentError(absl::StrCat("step_cost holds ", part, ", which is not within 0 … 1e9")));
   }
@@ -61,7 +64,8 @@ absl::StatusOr<WorkerId> Scheduler::AddWorker(const worker::v1::Ready& ready, Ti
     state.block_tokens = ready.block_tokens();
     state.index.emplace(ready.block_tokens());
   }
-  const auto free = std::find_if(state.workers.begin(), state.workers.end(), [](const auto& worker) { return worker.set == nullptr; });
+  const auto free = std::find_if(state.workers.begin(), state.workers.end(),
+                                 [](const auto& worker) { return worker.set == nullptr; });
   const auto place = static_cast<uint32_t>(free - state.workers.begin());
   if (free == state.workers.end()) state.workers.emplace_back();
   const WorkerId id = state.next_worker++;
@@ -138,7 +142,8 @@ std::vector<WorkerId> Scheduler::PendingWorkers() const {
 
 worker::v1::Edit Scheduler::TakeEdit(WorkerId worker) {
   const uint32_t place = state_->PlaceOf(worker);
-  MILLRACE_CHECK(place != kNone && state_->workers[place].set->has_edit(), "edits are taken from workers that have one", worker);
+  MILLRACE_CHECK(place != kNone && state_->workers[place].set->has_edit(), "edits are taken from workers that have one",
+                 worker);
   return state_->workers[place].set->TakeEdit();
 }
 

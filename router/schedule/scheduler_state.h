@@ -1,5 +1,6 @@
-// What the Scheduler holds, shared by its source files: scheduler.cc (results, endings), scheduler_submit.cc, scheduler_fleet.cc,
-// scheduler_apply.cc and scheduler_dispatch.cc. Memory: that of its parts; sequences are kept until their last event was taken.
+// What the Scheduler holds, shared by its source files: scheduler.cc (results, endings), scheduler_submit.cc,
+// scheduler_fleet.cc, scheduler_apply.cc and scheduler_dispatch.cc. Memory: that of its parts; sequences are kept until
+// their last event was taken.
 #pragma once
 
 #include <memory>
@@ -43,8 +44,8 @@ struct Scheduler::State {
   void Enqueue(Sequence* sequence, Time now);  // predicts its prefill first
   void Return(Sequence* sequence, Time now);   // from a worker, to the front of its priority
   void Return(const RunningSet::Evicted& evicted, Time now);
-  void Detach(Sequence* sequence, Time now);   // from the queue or its worker
-  void End(Sequence* sequence);                // it is detached
+  void Detach(Sequence* sequence, Time now);  // from the queue or its worker
+  void End(Sequence* sequence);               // it is detached
   void Fail(Sequence* sequence, absl::Status status);
   void ExpireDeadlines(Time now);
 
@@ -66,10 +67,10 @@ struct Scheduler::State {
   const PrefixHasher hasher;
   std::optional<worker::v1::Model> model;
   uint32_t block_tokens = 0;
-  int64_t largest_pool = 0;         // tokens; of the last worker's, while there are none
-  worker::v1::StepCost last_cost;   // of the latest worker: for limits
+  int64_t largest_pool = 0;        // tokens; of the last worker's, while there are none
+  worker::v1::StepCost last_cost;  // of the latest worker: for limits
   std::optional<PrefixIndex> index;
-  std::vector<Worker> workers;      // by place; without a set: a free place
+  std::vector<Worker> workers;  // by place; without a set: a free place
   absl::flat_hash_map<WorkerId, uint32_t> places;
   WorkerId next_worker = 1;
 
@@ -82,8 +83,8 @@ struct Scheduler::State {
   std::vector<SequenceId> ended;  // their last event is in `events`, or they were cancelled
   std::vector<SequenceId> taken;  // their last event was among the latest taken
 
-  PrefixIndex::Match match;             // scratch of dispatch
-  std::vector<Candidate> candidates;    // by place
+  PrefixIndex::Match match;           // scratch of dispatch
+  std::vector<Candidate> candidates;  // by place
   std::vector<Sequence*> first;
   SchedulerCounts counts;
 };

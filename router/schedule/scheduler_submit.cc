@@ -16,21 +16,25 @@ absl::Status Scheduler::State::CheckSpec(const SequenceSpec& spec) const {
     return absl::OkStatus();
   };
   if (spec.prompt.empty()) return absl::InvalidArgumentError("the prompt has 0 tokens; the least is 1");
-  if (spec.max_tokens < 1) return absl::InvalidArgumentError(absl::StrCat("max_tokens ", spec.max_tokens, " is below 1"));
+  if (spec.max_tokens < 1)
+    return absl::InvalidArgumentError(absl::StrCat("max_tokens ", spec.max_tokens, " is below 1"));
   if (spec.min_tokens < 0 || spec.min_tokens > spec.max_tokens) {
-    return absl::InvalidArgumentError(absl::StrCat("min_tokens ", spec.min_tokens, " is not within 0 … ", spec.max_tokens));
+    return absl::InvalidArgumentError(
+        absl::StrCat("min_tokens ", spec.min_tokens, " is not within 0 … ", spec.max_tokens));
   }
   if (spec.stop_token_ids.size() > 64) {
-    return absl::InvalidArgumentError(absl::StrCat("stop_token_ids has ", spec.stop_token_ids.size(), " items; at most 64"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("stop_token_ids has ", spec.stop_token_ids.size(), " items; at most 64"));
   }
   const int64_t tokens = static_cast<int64_t>(spec.prompt.size()) + spec.max_tokens;
   if (tokens > model->max_context()) {
-    return absl::OutOfRangeError(absl::StrCat("prompt and max_tokens: ", spec.prompt.size(), " + ", spec.max_tokens, " = ",
-                                              tokens, " tokens; the context is ", model->max_context()));
+    return absl::OutOfRangeError(absl::StrCat("prompt and max_tokens: ", spec.prompt.size(), " + ", spec.max_tokens,
+                                              " = ", tokens, " tokens; the context is ", model->max_context()));
   }
   if (tokens > largest_pool) {
-    return absl::ResourceExhaustedError(absl::StrCat("prompt and max_tokens: ", spec.prompt.size(), " + ", spec.max_tokens,
-                                                     " = ", tokens, " tokens; the largest pool holds ", largest_pool));
+    return absl::ResourceExhaustedError(absl::StrCat("prompt and max_tokens: ", spec.prompt.size(), " + ",
+                                                     spec.max_tokens, " = ", tokens, " tokens; the largest pool holds ",
+                                                     largest_pool));
   }
   absl::Status status = check_tokens("prompt", spec.prompt);
   if (status.ok()) status = check_tokens("stop_token_ids", spec.stop_token_ids);
@@ -52,8 +56,8 @@ absl::StatusOr<std::vector<SequenceId>> Scheduler::Submit(std::vector<SequenceSp
         absl::StrCat("the queue would hold ", queued, " sequences; its limit is ", state.options.max_queued_sequences));
   }
   if (tokens > state.options.max_queued_tokens) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("the queue would hold ", tokens, " prompt tokens; its limit is ", state.options.max_queued_tokens));
+    return absl::ResourceExhaustedError(absl::StrCat("the queue would hold ", tokens, " prompt tokens; its limit is ",
+                                                     state.options.max_queued_tokens));
   }
   std::vector<SequenceId> ids;
   for (SequenceSpec& spec : specs) {

@@ -1,6 +1,6 @@
-// One output to generate, from Submit to its last event: what the client asked, the tokens so far, and where it stands. The
-// router's copy is the truth; what a worker has of it can be rebuilt from here. Owned by the Scheduler.
-// Memory: 4 bytes per token, 16 per full block, and its sampling parameters.
+// One output to generate, from Submit to its last event: what the client asked, the tokens so far, and where it stands.
+// The router's copy is the truth; what a worker has of it can be rebuilt from here. Owned by the Scheduler. Memory: 4
+// bytes per token, 16 per full block, and its sampling parameters.
 #pragma once
 
 #include <cstdint>
@@ -34,8 +34,8 @@ struct Sequence {
   uint32_t worker = 0;    // while running: its place in the scheduler's table
   uint32_t slot = 0;
 
-  double limit = 0;       // seconds it may wait before that counts: max(2 s, 2 * cold prefill)
-  double left = 0;        // while queued: predicted seconds of prefill at the best worker
+  double limit = 0;  // seconds it may wait before that counts: max(2 s, 2 * cold prefill)
+  double left = 0;   // while queued: predicted seconds of prefill at the best worker
   int64_t queue_rank = 0;
   uint32_t queue_index = 0;
 

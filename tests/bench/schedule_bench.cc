@@ -1,5 +1,5 @@
-// What a decision costs. Targets: the match of a 4,096-token prompt with its hashing within 10 us; Submit with its dispatch
-// over 16 workers within 50 us at the 99th percentile.
+// What a decision costs. Targets: the match of a 4,096-token prompt with its hashing within 10 us; Submit with its
+// dispatch over 16 workers within 50 us at the 99th percentile.
 #include <algorithm>
 #include <chrono>
 #include <random>
@@ -52,7 +52,8 @@ void BM_HashAndMatch(benchmark::State& state) {
     for (size_t n = 0; n < hashes.size(); ++n, ++block) {
       EntryId entry = kNone;
       for (uint32_t worker = 0; worker < num_holders; ++worker) {
-        entry = index.Insert(hasher.Root(""), parent, hashes[n], prompts.back().data() + n * 16, {worker, block, kNone});
+        entry =
+            index.Insert(hasher.Root(""), parent, hashes[n], prompts.back().data() + n * 16, {worker, block, kNone});
       }
       parent = entry;
     }
@@ -121,7 +122,8 @@ void BM_SubmitAndDispatch(benchmark::State& state) {
   const auto answer = [&](bool finish) {
     for (const WorkerId worker : scheduler.PendingWorkers()) {
       const worker::v1::Edit edit = scheduler.TakeEdit(worker);
-      MILLRACE_CHECK(scheduler.Apply(worker, Answer(edit, ++steps[worker], finish), now).ok(), "reports keep the contract");
+      MILLRACE_CHECK(scheduler.Apply(worker, Answer(edit, ++steps[worker], finish), now).ok(),
+                     "reports keep the contract");
     }
     scheduler.TakeEvents();
   };
@@ -153,7 +155,8 @@ void BM_SubmitAndDispatch(benchmark::State& state) {
 }
 BENCHMARK(BM_SubmitAndDispatch)->UseManualTime()->Iterations(20'000);
 
-// The same when nothing can be admitted: all slots of 16 workers are taken, or all have their prefill ahead, and `range` sequences wait.
+// The same when nothing can be admitted: all slots of 16 workers are taken, or all have their prefill ahead, and
+// `range` sequences wait.
 void BM_SubmitToAFullQueue(benchmark::State& state) {
   SchedulerOptions options;
   options.max_queued_sequences = 1 << 20;
@@ -189,7 +192,8 @@ void BM_ApplyRows(benchmark::State& state) {
   uint64_t step = 0;
   while (scheduler.counts().running < rows) {
     (void)scheduler.Submit({Spec(Tokens(100, step), 100'000)}, 0);
-    if (!scheduler.PendingWorkers().empty()) (void)scheduler.Apply(worker, Answer(scheduler.TakeEdit(worker), ++step, false), 0);
+    if (!scheduler.PendingWorkers().empty())
+      (void)scheduler.Apply(worker, Answer(scheduler.TakeEdit(worker), ++step, false), 0);
   }
   worker::v1::StepReport report;
   for (uint32_t slot = 0; slot < rows; ++slot) {

@@ -41,8 +41,8 @@ std::vector<SequenceId> Order(const AdmissionQueue& queue) {
 //   6   0.1 s 2 s    0 s     -1        no           0.1, but a lower priority
 TEST(AdmissionQueue, PutsPriorityThenThoseThatRanThenStretch) {
   const Time now = 10 * kSecond;
-  Sequence all[] = {Waiting(1, 4, 8, 2 * kSecond), Waiting(2, 1, 2, now),     Waiting(3, 3, 6, now),
-                    Waiting(4, 9, 18, now, 1),     Waiting(5, 9, 18, now),    Waiting(6, 0.1, 2, now, -1)};
+  Sequence all[] = {Waiting(1, 4, 8, 2 * kSecond), Waiting(2, 1, 2, now),  Waiting(3, 3, 6, now),
+                    Waiting(4, 9, 18, now, 1),     Waiting(5, 9, 18, now), Waiting(6, 0.1, 2, now, -1)};
   all[4].returned = true;
   AdmissionQueue queue;
   for (Sequence& sequence : all) queue.Push(&sequence, now);
@@ -108,7 +108,8 @@ TEST(Placement, DecodingRowsMakeAWorkerDearer) {
   worker::v1::StepCost cost;
   cost.set_prefill_token_us(1000);
   cost.set_row_us(100);
-  const WorkerLoad idle{&cost, 0.045, 0, 0, 0, 0}, rows{&cost, 0.045, 225, 0, 0, 0}, overloaded{&cost, 0.045, 4500, 0, 0, 0};
+  const WorkerLoad idle{&cost, 0.045, 0, 0, 0, 0}, rows{&cost, 0.045, 225, 0, 0, 0},
+      overloaded{&cost, 0.045, 4500, 0, 0, 0};
   EXPECT_GE(PlacementCost(rows, 1, 1000), PlacementCost(idle, 1, 1000) + 1);  // half of each step is theirs
   EXPECT_GT(PlacementCost(overloaded, 1, 1000), PlacementCost(rows, 1, 1000));
 }

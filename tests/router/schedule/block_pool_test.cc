@@ -127,10 +127,14 @@ TEST(BlockPool, NeverGivesABlockToTwoWritersInAMillionRandomOperations) {
     }
     uint32_t free = 0, cached = 0, used = 0, quarantined = 0;
     for (BlockId other = 0; other < kBlocks; ++other) {
-      if (model[other].pins > 0) ++used;
-      else if (model[other].quarantines > 0) ++quarantined;
-      else if (model[other].entry != kNone) ++cached;
-      else ++free;
+      if (model[other].pins > 0)
+        ++used;
+      else if (model[other].quarantines > 0)
+        ++quarantined;
+      else if (model[other].entry != kNone)
+        ++cached;
+      else
+        ++free;
     }
     ASSERT_EQ(pool.free(), free);
     ASSERT_EQ(pool.cached(), cached);

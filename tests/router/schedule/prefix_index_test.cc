@@ -24,7 +24,8 @@ class PrefixIndexTest : public testing::Test {
     return hashes;
   }
   // Inserts all full blocks of `tokens` as blocks first, first + 1, … of the worker; returns their entries.
-  std::vector<EntryId> InsertAll(const std::vector<int32_t>& tokens, uint32_t worker, BlockId first, uint32_t filler = kNone) {
+  std::vector<EntryId> InsertAll(const std::vector<int32_t>& tokens, uint32_t worker, BlockId first,
+                                 uint32_t filler = kNone) {
     std::vector<EntryId> entries;
     const std::vector<PrefixHash> hashes = Hashes(tokens);
     for (uint32_t i = 0; i < hashes.size(); ++i) {
@@ -116,8 +117,8 @@ TEST_F(PrefixIndexTest, AgreesWithANaiveMapInAMillionRandomOperations) {
     std::vector<EntryId> entries;
     BlockId first;
   };
-  std::vector<Chain> chains;                                                // what is held, whole chains
-  std::map<std::pair<uint32_t, std::vector<int32_t>>, int> held;            // (worker, prefix) → holders
+  std::vector<Chain> chains;                                      // what is held, whole chains
+  std::map<std::pair<uint32_t, std::vector<int32_t>>, int> held;  // (worker, prefix) → holders
   BlockId next_block = 0;
   const auto random_tokens = [&] {
     std::vector<int32_t> tokens(2 * (1 + rng() % 5));

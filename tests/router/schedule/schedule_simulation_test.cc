@@ -1,5 +1,5 @@
-// The whole Scheduler against simulated workers, with delays of edits and reports, cancels, deadlines, lost and new workers and pools
-// that are far too small.
+// The whole Scheduler against simulated workers, with delays of edits and reports, cancels, deadlines, lost and new
+// workers and pools that are far too small.
 #include <deque>
 #include <map>
 #include <memory>
@@ -41,7 +41,8 @@ class Simulation {
     max_preemptions_ = options.max_preemptions;
     for (int i = 0; i < 4; ++i) {
       families_.emplace_back();
-      for (int n = 0; n < shape.prompt_blocks * static_cast<int>(shape.block_tokens); ++n) families_.back().push_back(Token());
+      for (int n = 0; n < shape.prompt_blocks * static_cast<int>(shape.block_tokens); ++n)
+        families_.back().push_back(Token());
     }
   }
 
@@ -72,12 +73,13 @@ class Simulation {
     for (int i = 0; i < 50 && Healthy(); ++i) Round();
     if (!Healthy()) return;
     CheckNothingLeft();
-    std::printf("%s: %llu steps, %zu sequences, %d cancelled, %d failed, %llu preemptions, %llu of %llu prompt tokens cached\n",
-                shape_.name, static_cast<unsigned long long>(steps_), finished_ + cancelled_ + failed_,
-                static_cast<int>(cancelled_), static_cast<int>(failed_),
-                static_cast<unsigned long long>(scheduler_->counts().preemptions),
-                static_cast<unsigned long long>(scheduler_->counts().cached_tokens),
-                static_cast<unsigned long long>(scheduler_->counts().prompt_tokens));
+    std::printf(
+        "%s: %llu steps, %zu sequences, %d cancelled, %d failed, %llu preemptions, %llu of %llu prompt tokens cached\n",
+        shape_.name, static_cast<unsigned long long>(steps_), finished_ + cancelled_ + failed_,
+        static_cast<int>(cancelled_), static_cast<int>(failed_),
+        static_cast<unsigned long long>(scheduler_->counts().preemptions),
+        static_cast<unsigned long long>(scheduler_->counts().cached_tokens),
+        static_cast<unsigned long long>(scheduler_->counts().prompt_tokens));
   }
   uint64_t steps() const { return steps_; }
   uint64_t preemptions() const { return scheduler_->counts().preemptions; }
@@ -97,8 +99,8 @@ class Simulation {
     std::unique_ptr<SimulatedWorker> worker;
     std::deque<worker::v1::Edit> edits;
     std::deque<worker::v1::StepReport> reports;
-    uint64_t delivered = 0;                       // applied_edit that the scheduler has seen
-    std::map<uint32_t, std::set<uint32_t>> slot_blocks;   // what the scheduler gave, by slot
+    uint64_t delivered = 0;                                        // applied_edit that the scheduler has seen
+    std::map<uint32_t, std::set<uint32_t>> slot_blocks;            // what the scheduler gave, by slot
     std::map<uint32_t, uint64_t> released_slots, released_blocks;  // by which edit
   };
 
@@ -109,7 +111,8 @@ class Simulation {
 
   void Join() {
     if (workers_.size() >= shape_.max_workers) return;
-    auto worker = std::make_unique<SimulatedWorker>(model_, shape_.num_blocks, shape_.block_tokens, shape_.num_slots, shape_.chunk);
+    auto worker = std::make_unique<SimulatedWorker>(model_, shape_.num_blocks, shape_.block_tokens, shape_.num_slots,
+                                                    shape_.chunk);
     const absl::StatusOr<WorkerId> id = scheduler_->AddWorker(worker->Ready(), now_);
     ASSERT_TRUE(id.ok()) << id.status();
     workers_[*id].worker = std::move(worker);
@@ -126,7 +129,8 @@ class Simulation {
   void Submit() {
     SequenceSpec spec;
     const std::vector<int32_t>& family = families_[Below(families_.size())];
-    const size_t shared = Chance(0.2) ? family.size() / shape_.block_tokens * shape_.block_tokens : Below(family.size() + 1);
+    const size_t shared =
+        Chance(0.2) ? family.size() / shape_.block_tokens * shape_.block_tokens : Below(family.size() + 1);
     spec.prompt.assign(family.begin(), family.begin() + static_cast<ptrdiff_t>(shared));
     const size_t own = Below(shape_.block_tokens * 2);
     for (size_t i = 0; i < own || spec.prompt.empty(); ++i) spec.prompt.push_back(Token());
@@ -143,8 +147,8 @@ class Simulation {
     const size_t choices = Chance(0.2) ? 1 + Below(5) : 1;
     std::vector<SequenceSpec> specs(choices, spec);
     for (size_t i = 0; i < choices; ++i) specs[i].sampling.set_seed(spec.sampling.seed() + i);
-    const bool fits = static_cast<int64_t>(spec.prompt.size()) + spec.max_tokens <=
-                      int64_t{shape_.num_blocks} * shape_.block_tokens;
+    const bool fits =
+        static_cast<int64_t>(spec.prompt.size()) + spec.max_tokens <= int64_t{shape_.num_blocks} * shape_.block_tokens;
     const absl::StatusOr<std::vector<SequenceId>> ids = scheduler_->Submit(specs, now_);
     if (!ids.ok()) {
       ASSERT_EQ(ids.status().code(), absl::StatusCode::kResourceExhausted) << ids.status();
@@ -173,7 +177,8 @@ class Simulation {
       kv = NextKv(kv, *token);
       const auto length = static_cast<int32_t>(expected.output.size());
       const auto& stops = spec.stop_token_ids;
-      if ((spec.min_tokens == 0 || length > spec.min_tokens) && std::find(stops.begin(), stops.end(), *token) != stops.end()) {
+      if ((spec.min_tokens == 0 || length > spec.min_tokens) &&
+          std::find(stops.begin(), stops.end(), *token) != stops.end()) {
         expected.reason = worker::v1::FINISH_REASON_STOP_TOKEN;
       } else if (length == spec.max_tokens) {
         expected.reason = worker::v1::FINISH_REASON_LENGTH;
@@ -206,7 +211,8 @@ class Simulation {
         if (!Healthy()) return;
       }
       if (Chance(0.7)) {
-        link.reports.push_back(link.worker->Step([&] { return Chance(0.1) ? 1 + static_cast<uint32_t>(Below(4)) : 1u; }));
+        link.reports.push_back(
+            link.worker->Step([&] { return Chance(0.1) ? 1 + static_cast<uint32_t>(Below(4)) : 1u; }));
         ++steps_;
       }
       while (!link.reports.empty() && (Chance(0.5) || link.reports.size() > 8)) {
@@ -220,7 +226,8 @@ class Simulation {
         link.reports.pop_front();
       }
       const WorkerCounts counts = scheduler_->worker_counts(id);
-      ASSERT_EQ(counts.free_blocks + counts.used_blocks + counts.cached_blocks + counts.quarantined_blocks, counts.blocks);
+      ASSERT_EQ(counts.free_blocks + counts.used_blocks + counts.cached_blocks + counts.quarantined_blocks,
+                counts.blocks);
     }
     TakeEvents();
   }
@@ -242,7 +249,8 @@ class Simulation {
       check(link->released_slots, admit.slot(), "slot");
       auto& blocks = link->slot_blocks[admit.slot()];
       blocks.clear();
-      for (int i = static_cast<int>(admit.num_cached_tokens() / shape_.block_tokens); i < admit.block_table_size(); ++i) {
+      for (int i = static_cast<int>(admit.num_cached_tokens() / shape_.block_tokens); i < admit.block_table_size();
+           ++i) {
         check(link->released_blocks, admit.block_table(i), "block");
         blocks.insert(admit.block_table(i));
       }
@@ -263,14 +271,16 @@ class Simulation {
       const SequenceReport report = scheduler_->Report(event.sequence);
       if (expected.wants_prompt_logprobs && expected.received == 0 && !event.token_ids.empty()) {
         ASSERT_EQ(event.prompt_logprobs.size(), expected.prompt.size() - 1);
-        for (size_t i = 1; i < expected.prompt.size(); ++i) ASSERT_EQ(event.prompt_logprobs[i - 1].token_id(), expected.prompt[i]);
+        for (size_t i = 1; i < expected.prompt.size(); ++i)
+          ASSERT_EQ(event.prompt_logprobs[i - 1].token_id(), expected.prompt[i]);
       } else {
         ASSERT_TRUE(event.prompt_logprobs.empty() || !event.status.ok());
       }
       ASSERT_EQ(event.logprobs.size(), expected.wants_logprobs ? event.token_ids.size() : 0);
       for (const int32_t token : event.token_ids) {
         ASSERT_LT(expected.received, expected.output.size());
-        ASSERT_EQ(token, expected.output[expected.received]) << "token " << expected.received << " of sequence " << event.sequence;
+        ASSERT_EQ(token, expected.output[expected.received])
+            << "token " << expected.received << " of sequence " << event.sequence;
         ++expected.received;
       }
       ASSERT_EQ(static_cast<size_t>(report.generated_tokens) >= expected.received, true);

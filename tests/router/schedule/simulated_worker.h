@@ -1,6 +1,6 @@
-// A worker made of arithmetic: it keeps to the wire contract strictly, checks every edit as a real one would, and computes "tokens"
-// that depend on everything before them, read through its block table. So a block that does not hold what the router
-// believes changes the output. One per stream, single-threaded, deterministic.
+// A worker made of arithmetic: it keeps to the wire contract strictly, checks every edit as a real one would, and
+// computes "tokens" that depend on everything before them, read through its block table. So a block that does not hold
+// what the router believes changes the output. One per stream, single-threaded, deterministic.
 #pragma once
 
 #include <algorithm>
@@ -38,9 +38,15 @@ struct SimulatedModel {
 
 class SimulatedWorker {
  public:
-  SimulatedWorker(const SimulatedModel& model, uint32_t num_blocks, uint32_t block_tokens, uint32_t num_slots, uint32_t chunk)
-      : model_(model), block_tokens_(block_tokens), chunk_(chunk), kv_(size_t{num_blocks} * block_tokens, kUnwritten),
-        holders_(num_blocks, 0), writer_(num_blocks, -1), slots_(num_slots) {}
+  SimulatedWorker(const SimulatedModel& model, uint32_t num_blocks, uint32_t block_tokens, uint32_t num_slots,
+                  uint32_t chunk)
+      : model_(model),
+        block_tokens_(block_tokens),
+        chunk_(chunk),
+        kv_(size_t{num_blocks} * block_tokens, kUnwritten),
+        holders_(num_blocks, 0),
+        writer_(num_blocks, -1),
+        slots_(num_slots) {}
 
   worker::v1::Ready Ready() const {
     worker::v1::Ready ready;
@@ -244,7 +250,8 @@ class SimulatedWorker {
     worker::v1::Row row;
     row.set_slot(id);
     bool goes_on = true;
-    while (goes_on && burst-- > 0 && slot.length() <= slot.table.size() * block_tokens_) goes_on = Accept(id, Compute(slot), &row);
+    while (goes_on && burst-- > 0 && slot.length() <= slot.table.size() * block_tokens_)
+      goes_on = Accept(id, Compute(slot), &row);
     if (row.token_ids_size() > 0 || !goes_on) {
       *report->add_rows() = row;
     } else {

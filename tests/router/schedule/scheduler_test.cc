@@ -1,0 +1,347 @@
+#include "router/schedule/scheduler.h"
+
+#include <functional>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace millrace {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+using worker::v1::Edit;
+using worker::v1::StepReport;
+
+worker::v1::Ready Ready(uint32_t blocks = 16, uint32_t slots = 4) {
+  worker::v1::Ready ready;
+  ready.mutable_model()->set_vocab_size(100);
+  ready.mutable_model()->set_max_context(60);
+  ready.set_num_blocks(blocks);
+  ready.set_block_tokens(4);
+  ready.set_num_slots(slots);
+  ready.set_step_target_us(45'000);
+  ready.mutable_step_cost()->set_prefill_token_us(1000);
+  return ready;
+}
+
+std::vector<int32_t> Count(int32_t first, int32_t n) {
+  std::vector<int32_t> tokens;
+  for (int32_t i = 0; i < n; ++i) tokens.push_back(first + i);
+  return tokens;
+}
+
+SequenceSpec Spec(std::vector<int32_t> prompt, int32_t max_tokens = 8) {
+  SequenceSpec spec;
+  spec.prompt = std::move(prompt);
+  spec.max_tokens = max_tokens;
+  spec.sampling.set_repetition_penalty(1);
+  return spec;
+}
+
+class SchedulerTest : public testing::Test {
+ protected:
+  SchedulerTest() : scheduler_(Options()) {}
+  static SchedulerOptions Options() {
+    SchedulerOptions options;
+    options.lease_blocks_ahead = 1;
+    return options;
+  }
+  WorkerId Join(const worker::v1::Ready& ready = Ready()) { return *scheduler_.AddWorker(ready, 1); }
+  SequenceId Submit(SequenceSpec spec) { return scheduler_.Submit({std::move(spec)}, 1)->front(); }
+  // A report of one row or one progress.
+  StepReport Row(uint64_t applied, uint32_t slot, std::vector<int32_t> tokens,
+                 worker::v1::FinishReason reason = worker::v1::FINISH_REASON_UNSPECIFIED) {
+    StepReport report = Heartbeat(applied);
+    auto* row = report.add_rows();
+    row->set_slot(slot);
+    row->mutable_token_ids()->Add(tokens.begin(), tokens.end());
+    row->set_finish_reason(reason);
+    return report;
+  }
+  StepReport Progress(uint64_t applied, uint32_t slot, uint32_t computed) {
+    StepReport report = Heartbeat(applied);
+    report.add_prefill()->set_slot(slot);
+    report.mutable_prefill(0)->set_num_computed_tokens(computed);
+    return report;
+  }
+  StepReport Heartbeat(uint64_t applied) {
+    StepReport report;
+    report.set_step(++step_);
+    report.set_applied_edit(applied);
+    return report;
+  }
+  void Apply(WorkerId worker, const StepReport& report) {
+    const absl::Status status = scheduler_.Apply(worker, report, 2);
+    ASSERT_TRUE(status.ok()) << status;
+  }
+
+  Scheduler scheduler_;
+  uint64_t step_ = 0;
+};
+
+// Blocks of 4, a lease of one block ahead, 16 blocks. A: tokens 0 … 9, of which 8 fill blocks 0 and 1.
+//   event                              edit
+//   submit A (10 + 8 tokens)           1: admit slot 0, cached 0, blocks 0 1 2 | 3
+//   A gets tokens 50, 51, 52 (13)      2: extend slot 0 by block 4, which its 18 tokens need at most
+//   A ends; submit B = A's first 9     3: admit slot 0, cached 8, token 8, blocks 0 1 5 | 6: nameless blocks first
+TEST_F(SchedulerTest, AdmitsExtendsAndFindsThePrefixAgain) {
+  const WorkerId worker = Join();
+  Submit(Spec(Count(0, 10)));
+  ASSERT_THAT(scheduler_.PendingWorkers(), ElementsAre(worker));
+  Edit edit = scheduler_.TakeEdit(worker);
+  EXPECT_EQ(edit.edit_id(), 1u);
+  ASSERT_EQ(edit.admit_size(), 1);
+  EXPECT_EQ(edit.admit(0).slot(), 0u);
+  EXPECT_EQ(edit.admit(0).num_cached_tokens(), 0u);
+  EXPECT_EQ(edit.admit(0).token_ids_size(), 10);
+  EXPECT_EQ(edit.admit(0).max_length(), 18u);
+  EXPECT_THAT(edit.admit(0).block_table(), ElementsAre(0, 1, 2, 3));
+  EXPECT_TRUE(scheduler_.PendingWorkers().empty());
+
+  Apply(worker, Row(1, 0, {50, 51, 52}));
+  edit = scheduler_.TakeEdit(worker);
+  EXPECT_EQ(edit.edit_id(), 2u);
+  ASSERT_EQ(edit.extend_size(), 1);
+  EXPECT_THAT(edit.extend(0).block_table(), ElementsAre(4));
+
+  Apply(worker, Row(2, 0, {53}, worker::v1::FINISH_REASON_STOP_TOKEN));
+  EXPECT_EQ(scheduler_.worker_counts(worker).used_blocks, 0u);
+  EXPECT_EQ(scheduler_.worker_counts(worker).cached_blocks, 3u);
+  const SequenceId second = Submit(Spec(Count(0, 9)));
+  edit = scheduler_.TakeEdit(worker);
+  ASSERT_EQ(edit.admit_size(), 1);
+  EXPECT_EQ(edit.admit(0).num_cached_tokens(), 8u);
+  EXPECT_THAT(edit.admit(0).token_ids(), ElementsAre(8));
+  EXPECT_THAT(edit.admit(0).block_table(0), 0u);
+  EXPECT_THAT(edit.admit(0).block_table(1), 1u);
+  EXPECT_FALSE(edit.admit(0).has_filling_slot());
+  EXPECT_EQ(scheduler_.Report(second).cached_tokens, 8);
+}
+
+// 8 tokens fill two blocks, but one token must be computed: only the first is used.
+TEST_F(SchedulerTest, LeavesATokenToComputeWhenTheWholePromptIsCached) {
+  const WorkerId worker = Join();
+  Submit(Spec(Count(0, 8)));
+  scheduler_.TakeEdit(worker);
+  Apply(worker, Row(1, 0, {50}, worker::v1::FINISH_REASON_STOP_TOKEN));
+  Submit(Spec(Count(0, 8)));
+  EXPECT_EQ(scheduler_.TakeEdit(worker).admit(0).num_cached_tokens(), 4u);
+}
+
+TEST_F(SchedulerTest, ChoicesShareThePromptWhileItIsFilledOnOneWorker) {
+  const WorkerId first = Join(), second = Join();
+  ASSERT_TRUE(scheduler_.Submit({Spec(Count(0, 10)), Spec(Count(0, 10)), Spec(Count(0, 10))}, 1).ok());
+  ASSERT_THAT(scheduler_.PendingWorkers(), ElementsAre(first));
+  const Edit edit = scheduler_.TakeEdit(first);
+  ASSERT_EQ(edit.admit_size(), 3);
+  for (int i = 1; i < 3; ++i) {
+    EXPECT_EQ(edit.admit(i).num_cached_tokens(), 8u);
+    EXPECT_EQ(edit.admit(i).filling_slot(), edit.admit(0).slot());
+    EXPECT_EQ(edit.admit(i).block_table(1), edit.admit(0).block_table(1));
+  }
+  EXPECT_EQ(scheduler_.worker_counts(second).used_blocks, 0u);
+}
+
+TEST_F(SchedulerTest, ReleasesThoseWhoWaitForACancelledFiller) {
+  const WorkerId worker = Join();
+  const auto ids = *scheduler_.Submit({Spec(Count(0, 10)), Spec(Count(0, 10))}, 1);
+  scheduler_.TakeEdit(worker);
+  scheduler_.Cancel(ids[0], 2);
+  const Edit edit = scheduler_.TakeEdit(worker);
+  EXPECT_THAT(edit.release(), testing::UnorderedElementsAre(0, 1));
+  ASSERT_EQ(edit.admit_size(), 1);  // the second again, now alone
+  EXPECT_EQ(edit.admit(0).num_cached_tokens(), 0u);
+  EXPECT_EQ(scheduler_.Report(ids[1]).preemptions, 0);
+}
+
+TEST_F(SchedulerTest, AFillerThatIsCancelledAfterFillingStopsNobody) {
+  const WorkerId worker = Join();
+  const auto ids = *scheduler_.Submit({Spec(Count(0, 10)), Spec(Count(0, 10))}, 1);
+  scheduler_.TakeEdit(worker);
+  Apply(worker, Progress(1, 0, 8));
+  scheduler_.Cancel(ids[0], 2);
+  EXPECT_THAT(scheduler_.TakeEdit(worker).release(), ElementsAre(0));
+}
+
+TEST_F(SchedulerTest, QuarantinesBlocksUntilTheReleaseIsApplied) {
+  const WorkerId worker = Join();
+  const SequenceId id = Submit(Spec(Count(0, 10)));
+  scheduler_.TakeEdit(worker);
+  scheduler_.Cancel(id, 2);
+  EXPECT_EQ(scheduler_.worker_counts(worker).quarantined_blocks, 4u);
+  scheduler_.TakeEdit(worker);
+  Apply(worker, Row(1, 0, {50}));  // an older report about the released slot
+  EXPECT_EQ(scheduler_.worker_counts(worker).quarantined_blocks, 4u);
+  Apply(worker, Heartbeat(2));
+  EXPECT_EQ(scheduler_.worker_counts(worker).free_blocks, 16u);
+  EXPECT_TRUE(scheduler_.TakeEvents().empty());
+}
+
+TEST_F(SchedulerTest, AnAdmissionThatWasNotTakenLeavesNoTrace) {
+  const WorkerId worker = Join();
+  scheduler_.Cancel(Submit(Spec(Count(0, 10))), 2);
+  EXPECT_TRUE(scheduler_.PendingWorkers().empty());
+  EXPECT_EQ(scheduler_.worker_counts(worker).free_blocks, 16u);
+}
+
+// 8 blocks of 4. Two prompts of 8 tokens take 3 blocks each (one leased), then 4; when the older needs a fifth, the
+// newer yields.
+TEST_F(SchedulerTest, PreemptsTheNewestWhenBlocksRunOut) {
+  const WorkerId worker = Join(Ready(/*blocks=*/8));
+  const SequenceId older = Submit(Spec(Count(0, 8), 16)), newer = Submit(Spec(Count(20, 8), 16));
+  scheduler_.TakeEdit(worker);
+  StepReport report = Heartbeat(1);
+  for (const uint32_t slot : {0u, 1u}) {
+    auto* row = report.add_rows();
+    row->set_slot(slot);
+    for (const int32_t token : {50, 51, 52, 53, 54})
+      row->add_token_ids(token);  // 13 tokens: four blocks each, all there are
+  }
+  Apply(worker, report);
+  scheduler_.TakeEdit(worker);
+  Apply(worker, Row(2, 0, {55, 56, 57, 58}));  // 17
+  const Edit edit = scheduler_.TakeEdit(worker);
+  EXPECT_THAT(edit.release(), ElementsAre(1));
+  EXPECT_EQ(scheduler_.Report(newer).preemptions, 1);
+  EXPECT_EQ(scheduler_.Report(older).preemptions, 0);
+  Apply(worker, Heartbeat(3));
+  EXPECT_THAT(scheduler_.TakeEdit(worker).extend(0).slot(), 0u);
+  EXPECT_EQ(scheduler_.counts().queued, 1);
+}
+
+TEST_F(SchedulerTest, MovesSequencesOfALostWorkerWithTheirTokens) {
+  const WorkerId first = Join();
+  SequenceSpec spec = Spec(Count(0, 6));
+  spec.sampling.set_prompt_logprobs(0);
+  const SequenceId id = Submit(spec);
+  EXPECT_TRUE(scheduler_.TakeEdit(first).admit(0).sampling().has_prompt_logprobs());
+  StepReport report = Row(1, 0, {50, 51});
+  report.add_prefill()->set_num_computed_tokens(6);
+  for (int i = 1; i < 6; ++i) report.mutable_prefill(0)->add_prompt_logprobs()->set_token_id(i);
+  Apply(first, report);
+  EXPECT_EQ(scheduler_.TakeEvents()[0].prompt_logprobs.size(), 5u);
+  scheduler_.RemoveWorker(first, 3);
+  const WorkerId second = Join();
+  const Edit edit = scheduler_.TakeEdit(second);
+  ASSERT_EQ(edit.admit_size(), 1);
+  EXPECT_THAT(edit.admit(0).token_ids(), ElementsAre(0, 1, 2, 3, 4, 5, 50, 51));
+  EXPECT_EQ(edit.admit(0).num_prompt_tokens(), 6u);
+  EXPECT_FALSE(edit.admit(0).sampling().has_prompt_logprobs());
+  EXPECT_EQ(scheduler_.Report(id).moves, 1);
+  scheduler_.RemoveWorker(second, 4);
+  const auto events = scheduler_.TakeEvents();
+  ASSERT_EQ(events.size(), 1u);
+  EXPECT_TRUE(events[0].finished);
+  EXPECT_EQ(events[0].status.code(), absl::StatusCode::kInternal);
+}
+
+TEST_F(SchedulerTest, DeadlinesStopQueuedAndRunningSequences) {
+  Join(Ready(16, /*slots=*/1));
+  SequenceSpec running = Spec(Count(0, 6)), queued = Spec(Count(0, 6));
+  running.deadline = 100;
+  queued.deadline = 50;
+  Submit(running);
+  Submit(queued);
+  EXPECT_EQ(scheduler_.NextDeadline(), 50);
+  scheduler_.Advance(100);
+  const auto events = scheduler_.TakeEvents();
+  ASSERT_EQ(events.size(), 2u);
+  for (const SequenceEvent& event : events) EXPECT_EQ(event.status.code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_EQ(scheduler_.NextDeadline(), kNever);
+}
+
+TEST_F(SchedulerTest, ADrainingWorkerGetsNothingNew) {
+  const WorkerId first = Join(), second = Join();
+  scheduler_.DrainWorker(first);
+  Submit(Spec(Count(0, 6)));
+  EXPECT_THAT(scheduler_.PendingWorkers(), ElementsAre(second));
+}
+
+TEST_F(SchedulerTest, CachedTokensTravelOnlyForPenalties) {
+  const WorkerId worker = Join();
+  Submit(Spec(Count(0, 9)));
+  Apply(worker, Row(scheduler_.TakeEdit(worker).edit_id(), 0, {50}, worker::v1::FINISH_REASON_STOP_TOKEN));
+  SequenceSpec spec = Spec(Count(0, 9));
+  Submit(spec);
+  spec.sampling.set_presence_penalty(0.5f);
+  Submit(spec);
+  const Edit edit = scheduler_.TakeEdit(worker);
+  ASSERT_EQ(edit.admit_size(), 2);
+  EXPECT_EQ(edit.admit(0).cached_token_ids_size(), 0);
+  EXPECT_THAT(edit.admit(1).cached_token_ids(), testing::ElementsAreArray(Count(0, 8)));
+}
+
+// 1 ms a token, 0.25 s ahead: of five prompts of 200 tokens the worker is sent two (the second while 0.2 s are before
+// it).
+TEST_F(SchedulerTest, SendsAWorkerOnlySoMuchPrefillAhead) {
+  worker::v1::Ready ready = Ready(1000, 16);
+  ready.mutable_model()->set_max_context(1000);
+  Join(ready);
+  for (int i = 0; i < 5; ++i) {
+    SequenceSpec spec = Spec(std::vector<int32_t>(200, i));
+    ASSERT_TRUE(scheduler_.Submit({spec}, 10 + i).ok());
+  }
+  EXPECT_EQ(scheduler_.counts().running, 2);
+  EXPECT_EQ(scheduler_.counts().queued, 3);
+}
+
+TEST_F(SchedulerTest, RefusesWhatCanNeverRunAndNamesTheLimit) {
+  const auto refusal = [&](SequenceSpec spec) { return scheduler_.Submit({std::move(spec)}, 1).status(); };
+  EXPECT_EQ(refusal(Spec({1})).code(), absl::StatusCode::kUnavailable);
+  Join(Ready(/*blocks=*/10));
+  EXPECT_EQ(refusal(Spec({})).code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(refusal(Spec({1}, 0)).code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(refusal(Spec({1, 100})).message()), HasSubstr("prompt[1] = 100 is not within 0 … 99"));
+  EXPECT_EQ(refusal(Spec(Count(0, 50), 11)).code(), absl::StatusCode::kOutOfRange);
+  EXPECT_EQ(refusal(Spec(Count(0, 30), 11)).code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_TRUE(refusal(Spec(Count(0, 30), 10)).ok());
+}
+
+TEST_F(SchedulerTest, RefusesAWorkerOfAnotherModel) {
+  Join();
+  worker::v1::Ready other = Ready();
+  other.mutable_model()->set_fingerprint("other");
+  EXPECT_THAT(std::string(scheduler_.AddWorker(other, 1).status().message()), HasSubstr("fingerprint"));
+  EXPECT_EQ(scheduler_.AddWorker(Ready(0), 1).status().code(), absl::StatusCode::kInvalidArgument);
+}
+
+// Slot 0 runs 10 prompt tokens of at most 18 in 4 blocks; edit 1 is taken.
+TEST_F(SchedulerTest, RefusesReportsThatBreakTheContract) {
+  const struct {
+    const char* what;
+    std::function<StepReport()> report;
+    const char* message;
+  } cases[] = {
+      {"an empty slot", [&] { return Row(1, 1, {5}); }, "slot 1 is empty"},
+      {"no such slot", [&] { return Row(1, 4, {5}); }, "slot 4 of 4"},
+      {"before its admission", [&] { return Row(0, 0, {5}); }, "slot 0 is empty as of edit 0"},
+      {"a token past the vocabulary", [&] { return Row(1, 0, {100}); }, "token 100, which is not within 0 … 99"},
+      {"a negative token", [&] { return Row(1, 0, {-1}); }, "token -1"},
+      {"beyond the lease", [&] { return Row(1, 0, Count(0, 8)); }, "reached 18 tokens; its limit is 17"},
+      {"an edit from the future", [&] { return Heartbeat(2); }, "applied_edit 2 is not within 0 … 1"},
+      {"more than there is", [&] { return Progress(1, 0, 11); }, "computed 11 tokens"},
+      {"a length that is not reached", [&] { return Row(1, 0, {5}, worker::v1::FINISH_REASON_LENGTH); }, "limit is 18"},
+      {"nothing", [&] { return Row(1, 0, {}); }, "without a token"},
+  };
+  for (const auto& breach : cases) {
+    const WorkerId worker = Join();
+    const SequenceId id = Submit(Spec(Count(0, 10)));
+    scheduler_.TakeEdit(worker);
+    const absl::Status status = scheduler_.Apply(worker, breach.report(), 2);
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << breach.what;
+    EXPECT_THAT(std::string(status.message()), HasSubstr(breach.message)) << breach.what;
+    scheduler_.Cancel(id, 3);
+    scheduler_.RemoveWorker(worker, 3);
+    scheduler_.TakeEvents();
+  }
+  const WorkerId worker = Join();
+  Submit(Spec(Count(0, 10)));
+  scheduler_.TakeEdit(worker);
+  Apply(worker, Progress(1, 0, 8));
+  EXPECT_FALSE(scheduler_.Apply(worker, Progress(1, 0, 7), 2).ok());
+}
+
+}  // namespace
+}  // namespace millrace
