@@ -1,0 +1,139 @@
+// A model whose next token is a hash of every token that it finds in the cache of the sequence, so that a wrong block,
+// position or order shows in the output. The pool starts as garbage. One that is gated computes a step only when it is
+// let.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <map>
+#include <vector>
+
+#include "absl/synchronization/mutex.h"
+#include "worker/engine/engine_limits.h"
+#include "worker/engine/model.h"
+
+namespace millrace::testing {
+
+inline constexpr int32_t kPoison = 99;  // a sequence whose last token is this one has logits that are not finite
+
+class FakeModel final : public Model {
+ public:
+  explicit FakeModel(const EngineLimits& limits)
+      : limits_(limits), pool_(static_cast<size_t>(limits.num_blocks) * kBlockTokens, -12345) {}
+
+  static int32_t NextToken(const std::vector<int32_t>& tokens, uint64_t seed, int32_t vocab_size,
+                           const std::vector<int32_t>& forbidden = {}) {
+    uint64_t hash = seed + 1;
+    for (const int32_t token : tokens) {
+      hash = (hash ^ static_cast<uint32_t>(token)) * 0x9e3779b97f4a7c15u;
+      hash ^= hash >> 29;
+    }
+    auto token = static_cast<int32_t>(hash % static_cast<uint64_t>(vocab_size - 1));  // never kPoison
+    while (std::ranges::find(forbidden, token) != forbidden.end()) token = (token + 1) % (vocab_size - 1);
+    return token;
+  }
+
+  // What a sequence alone would get.
+  static std::vector<int32_t> Generate(std::vector<int32_t> tokens, int count, uint64_t seed = 0,
+                                       int32_t vocab_size = 100) {
+    const auto begin = static_cast<std::ptrdiff_t>(tokens.size());
+    for (int i = 0; i < count; ++i) tokens.push_back(NextToken(tokens, seed, vocab_size));
+    return {tokens.begin() + begin, tokens.end()};
+  }
+
+  void Run(const StepInput& input, StepOutput& output) override {
+    AwaitGate();
+    for (size_t row = 0; row < input.tokens.size(); ++row) {
+      pool_[static_cast<size_t>(input.kv_slots[row])] = input.tokens[row];
+    }
+    output.tokens.assign(input.logit_rows.size(), 0);
+    output.logprobs.assign(input.logit_rows.size(), {});
+    for (size_t r = 0; r < input.logit_rows.size(); ++r) Sample(input, r, output);
+    const absl::MutexLock lock(&mutex_);
+    rows_.push_back(static_cast<int32_t>(input.tokens.size()));
+  }
+
+  void ResetHistory(int slot, Vec<const int32_t> prompt, Vec<const int32_t> output) override {
+    const absl::MutexLock lock(&mutex_);
+    history_[slot] = {std::vector<int32_t>(prompt.data, prompt.data + prompt.size),
+                      std::vector<int32_t>(output.data, output.data + output.size)};
+  }
+  void CountToken(int slot, int32_t token) override {
+    const absl::MutexLock lock(&mutex_);
+    history_[slot].output.push_back(token);
+  }
+
+  // Thread-safe, for the test.
+  struct History {
+    std::vector<int32_t> prompt, output;
+  };
+  History history(int slot) {
+    const absl::MutexLock lock(&mutex_);
+    return history_[slot];
+  }
+  std::vector<int32_t> rows_of_steps() {
+    const absl::MutexLock lock(&mutex_);
+    return rows_;
+  }
+  void CloseGate() {
+    const absl::MutexLock lock(&mutex_);
+    steps_let_ = 0;
+  }
+  void LetSteps(int64_t count) {
+    const absl::MutexLock lock(&mutex_);
+    steps_let_ += count;
+  }
+  void OpenGate() {
+    const absl::MutexLock lock(&mutex_);
+    steps_let_ = kUngated;
+  }
+
+ private:
+  static constexpr int64_t kUngated = INT64_MAX / 2;
+
+  void AwaitGate() {
+    const absl::MutexLock lock(&mutex_);
+    mutex_.Await(absl::Condition(
+        +[](int64_t* let) { return *let > 0; }, &steps_let_));
+    if (steps_let_ < kUngated) --steps_let_;
+  }
+
+  void Sample(const StepInput& input, size_t r, StepOutput& output) const {
+    const int32_t row = input.logit_rows[r];
+    const auto sequence =
+        static_cast<size_t>(std::ranges::upper_bound(input.query_start, row) - input.query_start.begin() - 1);
+    const int32_t visible = input.context_len[sequence] - (input.query_start[sequence + 1] - 1 - row);
+    std::vector<int32_t> tokens;
+    for (int32_t p = 0; p < visible; ++p) {
+      const int32_t block = input.block_table[sequence * static_cast<size_t>(input.block_table_width) +
+                                              static_cast<size_t>(p / kBlockTokens)];
+      tokens.push_back(pool_[static_cast<size_t>(block * kBlockTokens + p % kBlockTokens)]);
+    }
+    const SamplingRow& sampling = input.sampling[r];
+    std::vector<int32_t> forbidden;
+    for (int32_t i = sampling.bias_begin; i < sampling.bias_end; ++i) {
+      const LogitBias& bias = input.biases[static_cast<size_t>(i)];
+      if (std::isinf(bias.value)) forbidden.push_back(bias.token);
+    }
+    int32_t token = NextToken(tokens, sampling.seed, limits_.vocab_size, forbidden);
+    if (tokens.back() == kPoison) token = -1;
+    if (input.target[r] >= 0) token = input.target[r];
+    output.tokens[r] = token;
+    if (input.num_logprobs[r] < 0) return;
+    output.logprobs[r].chosen = -static_cast<float>(visible);  // tells which position it came from
+    for (int32_t i = 0; i < input.num_logprobs[r]; ++i) {
+      output.logprobs[r].top_tokens.push_back(i);
+      output.logprobs[r].top_values.push_back(-static_cast<float>(i));
+    }
+  }
+
+  const EngineLimits limits_;
+  std::vector<int32_t> pool_;
+  absl::Mutex mutex_;
+  int64_t steps_let_ = kUngated;
+  std::map<int, History> history_;
+  std::vector<int32_t> rows_;
+};
+
+}  // namespace millrace::testing
