@@ -1,6 +1,5 @@
 // millrace-worker: serves one model to one router. Exit codes: 0 after SIGTERM or SIGINT, 1 if the model cannot be
 // loaded or the address not be taken, 2 if an option is wrong.
-#include <csignal>
 #include <cstdio>
 #include <string>
 #include <vector>
@@ -8,6 +7,7 @@
 #include "absl/flags/flag.h"
 #include "absl/flags/parse.h"
 #include "absl/flags/usage.h"
+#include "service/signals.h"
 #include "worker/api/worker_options.h"
 #include "worker/api/worker_server.h"
 
@@ -50,25 +50,17 @@ int Fail(const std::string& message, int code) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  millrace::ShutdownSignals signals;
   absl::SetProgramUsageMessage("serves one model to one router\n  millrace-worker --model=FOLDER [--listen=HOST:PORT]");
   const std::vector<char*> arguments = absl::ParseCommandLine(argc, argv);
   if (arguments.size() > 1) return Fail(std::string("argument \"") + arguments[1] + "\"; the limit is flags alone", 2);
   const millrace::WorkerOptions options = OptionsFromFlags();
   if (const absl::Status status = options.Validate(); !status.ok()) return Fail(std::string(status.message()), 2);
 
-  // Blocked before the first thread starts, so that every thread inherits it and sigwait below is the one place that
-  // sees them.
-  sigset_t signals;
-  sigemptyset(&signals);
-  sigaddset(&signals, SIGTERM);
-  sigaddset(&signals, SIGINT);
-  pthread_sigmask(SIG_BLOCK, &signals, nullptr);
-
   auto worker = millrace::WorkerServer::Start(options);
   if (!worker.ok()) return Fail(worker.status().ToString(), 1);
   std::printf("ready %s\n", (*worker)->address().c_str());
   std::fflush(stdout);
-  int signal = 0;
-  sigwait(&signals, &signal);
+  signals.Wait();
   return 0;
 }

@@ -9,6 +9,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
+#include "service/address.h"
 
 namespace millrace {
 namespace {
@@ -19,19 +20,13 @@ absl::Status Range(absl::string_view flag, double value, double min, double max)
 }
 
 absl::Status ValidateListen(const std::string& listen, bool insecure) {
-  const size_t colon = listen.rfind(':');
-  int port = -1;
-  if (colon == std::string::npos || colon == 0 || !absl::SimpleAtoi(listen.substr(colon + 1), &port) || port < 0 ||
-      port > 65535) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--listen is \"", listen, "\"; the limit is HOST:PORT with a port of 0 to 65535"));
-  }
-  const std::string host = listen.substr(0, colon);
-  if (host == "127.0.0.1" || host == "localhost" || host == "[::1]" || insecure) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(
-      "--listen is \"", listen,
-      "\"; the limit without --insecure is 127.0.0.1, localhost or [::1], as the stream is "
-      "neither encrypted nor authenticated: whoever reaches the port can read prompts and command the worker"));
+  const auto address = ParseAddress(listen);
+  if (!address.ok()) return absl::InvalidArgumentError(absl::StrCat("--listen: ", address.status().message()));
+  if (address->IsLoopback() || insecure) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("--listen is \"", listen,
+                   "\"; the limit without --insecure is a loopback address, as the stream is neither encrypted nor "
+                   "authenticated: whoever reaches the port can read prompts and command the worker"));
 }
 
 }  // namespace

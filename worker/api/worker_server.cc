@@ -9,6 +9,7 @@
 #include "absl/strings/str_format.h"
 #include "grpcpp/health_check_service_interface.h"
 #include "grpcpp/server_builder.h"
+#include "service/address.h"
 #include "worker/api/fingerprint.h"
 #include "worker/engine/step_cost.h"
 
@@ -96,7 +97,10 @@ absl::StatusOr<std::unique_ptr<WorkerServer>> WorkerServer::Serve(std::unique_pt
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 10'000);
   worker->server_ = builder.BuildAndStart();
   if (worker->server_ == nullptr || port == 0) return absl::UnavailableError(absl::StrCat("cannot listen on ", listen));
-  worker->address_ = absl::StrCat(listen.substr(0, listen.rfind(':')), ":", port);
+  auto address = ParseAddress(listen);
+  if (!address.ok()) return address.status();
+  address->port = port;
+  worker->address_ = address->ToString();
   worker->server_->GetHealthCheckService()->SetServingStatus("millrace.worker.v1.WorkerService", true);
   return worker;
 }

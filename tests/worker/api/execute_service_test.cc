@@ -1,0 +1,267 @@
+#include "worker/api/execute_service.h"
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "grpcpp/grpcpp.h"
+#include "gtest/gtest.h"
+#include "tests/worker/engine/edits.h"
+#include "tests/worker/engine/fake_model.h"
+#include "worker/api/execute_stream.h"
+#include "worker/api/worker_server.h"
+
+namespace millrace::testing {
+namespace {
+
+using ::testing::HasSubstr;
+using worker::v1::Edit;
+using worker::v1::RouterMessage;
+using worker::v1::StepReport;
+using worker::v1::WorkerMessage;
+
+class Client {
+ public:
+  explicit Client(const std::string& address) {
+    grpc::ChannelArguments arguments;
+    arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);  // a connection of its own
+    stub_ = worker::v1::WorkerService::NewStub(
+        grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments));
+    context_.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(60));
+    stream_ = stub_->Execute(&context_);
+  }
+  ~Client() {
+    context_.TryCancel();
+    if (stream_ != nullptr) (void)End();
+  }
+
+  void Hello(uint64_t epoch) {
+    RouterMessage message;
+    message.mutable_hello()->set_router_id("router");
+    message.mutable_hello()->set_epoch(epoch);
+    Write(message);
+  }
+  void Send(const Edit& edit) {
+    RouterMessage message;
+    *message.mutable_edit() = edit;
+    Write(message);
+  }
+  void Write(const RouterMessage& message) { stream_->Write(message); }
+
+  // Hello, and the answer.
+  worker::v1::Ready Greet(uint64_t epoch) {
+    Hello(epoch);
+    WorkerMessage message;
+    EXPECT_TRUE(stream_->Read(&message));
+    EXPECT_TRUE(message.has_ready());
+    return message.ready();
+  }
+  bool ReadsReady() {
+    WorkerMessage message;
+    return stream_->Read(&message) && message.has_ready();
+  }
+  // Reads reports up to one that fits.
+  StepReport ReadUntil(const std::function<bool(const StepReport&)>& fits) {
+    WorkerMessage message;
+    while (stream_->Read(&message)) {
+      for (const auto& row : message.report().rows()) {
+        tokens_.insert(tokens_.end(), row.token_ids().begin(), row.token_ids().end());
+      }
+      if (fits(message.report())) return message.report();
+    }
+    ADD_FAILURE() << "the stream has ended";
+    return {};
+  }
+  std::vector<int32_t> ReadTokens() {
+    ReadUntil([](const StepReport& report) { return report.rows_size() > 0 && report.rows(0).finish_reason() != 0; });
+    return std::exchange(tokens_, {});
+  }
+  void HalfClose() { stream_->WritesDone(); }
+  void Cancel() { context_.TryCancel(); }
+  grpc::Status End() {
+    WorkerMessage message;
+    while (stream_->Read(&message)) {
+    }
+    const grpc::Status status = stream_->Finish();
+    stream_ = nullptr;
+    return status;
+  }
+
+ private:
+  std::unique_ptr<worker::v1::WorkerService::Stub> stub_;
+  grpc::ClientContext context_;
+  std::unique_ptr<grpc::ClientReaderWriter<RouterMessage, WorkerMessage>> stream_;
+  std::vector<int32_t> tokens_;
+};
+
+class ExecuteServiceTest : public ::testing::Test {
+ protected:
+  ExecuteServiceTest() { Open(SmallLimits()); }
+
+  void Open(const EngineLimits& limits) {
+    EngineOptions options;
+    options.limits = limits;
+    options.heartbeat = absl::Milliseconds(20);
+    worker::v1::Ready ready;
+    ready.set_worker_id("a worker");
+    ready.set_num_slots(8);
+    auto engine = std::make_unique<Engine>(std::make_unique<FakeModel>(limits), options);
+    auto worker = WorkerServer::Serve(std::move(engine), ready, "127.0.0.1:0");
+    ASSERT_TRUE(worker.ok()) << worker.status();
+    worker_ = *std::move(worker);
+  }
+
+  std::unique_ptr<WorkerServer> worker_;
+};
+
+TEST_F(ExecuteServiceTest, GreetsAndServes) {
+  Client client(worker_->address());
+  EXPECT_EQ(client.Greet(1).worker_id(), "a worker");
+  client.Send(MakeEdit(1, {MakeAdmit(0, Prompt(100), Blocks(0, 4), 110)}));
+  EXPECT_EQ(client.ReadTokens(), FakeModel::Generate(Prompt(100), 10));
+  client.HalfClose();
+  EXPECT_TRUE(client.End().ok());
+}
+
+TEST_F(ExecuteServiceTest, SendsHeartbeats) {
+  Client client(worker_->address());
+  client.Greet(1);
+  EXPECT_EQ(client.ReadUntil([](const StepReport&) { return true; }).step_us(), 0u);
+}
+
+TEST_F(ExecuteServiceTest, AHigherEpochFencesOffTheOlderOne) {
+  Client older(worker_->address()), newer(worker_->address());
+  older.Greet(3);
+  older.Send(MakeEdit(1, {MakeAdmit(0, Prompt(30), {0, 1}, 60)}));
+  newer.Greet(4);
+  EXPECT_EQ(older.End().error_code(), grpc::StatusCode::ABORTED);
+  newer.Send(MakeEdit(1, {MakeAdmit(0, Prompt(50), {0, 1}, 55)}));
+  EXPECT_EQ(newer.ReadTokens(), FakeModel::Generate(Prompt(50), 5));
+}
+
+TEST_F(ExecuteServiceTest, RefusesTheSameAndALowerEpoch) {
+  Client current(worker_->address());
+  current.Greet(5);
+  for (const uint64_t epoch : {5, 4}) {
+    Client other(worker_->address());
+    other.Hello(epoch);
+    const grpc::Status status = other.End();
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::FAILED_PRECONDITION);
+    EXPECT_THAT(status.error_message(),
+                HasSubstr("hello.epoch is " + std::to_string(epoch) + "; the limit is above 5"));
+  }
+  current.Send(MakeEdit(1, {MakeAdmit(0, Prompt(50), {0, 1}, 55)}));
+  EXPECT_EQ(current.ReadTokens(), FakeModel::Generate(Prompt(50), 5));
+}
+
+TEST_F(ExecuteServiceTest, ARouterComesBackWithItsEpochButNotWithAnOlderOne) {
+  {
+    Client client(worker_->address());
+    client.Greet(5);
+    client.HalfClose();
+    EXPECT_TRUE(client.End().ok());
+  }
+  {
+    Client older(worker_->address());
+    older.Hello(4);
+    EXPECT_EQ(older.End().error_code(), grpc::StatusCode::FAILED_PRECONDITION);
+  }
+  Client client(worker_->address());
+  client.Greet(5);
+}
+
+TEST_F(ExecuteServiceTest, ABadEditEndsTheStreamAndANewStreamWorks) {
+  const std::vector<std::pair<Edit, std::string>> bad = {
+      {MakeEdit(1, {MakeAdmit(8, Prompt(10), {0}, 20)}), "admit[0].slot is 8; the limits are 0 and 7"},
+      {MakeEdit(7), "edit_id is 7; the limit is 1"},
+      {MakeEdit(1, {MakeAdmit(0, Prompt(10), {0}, 20), MakeAdmit(1, Prompt(10), {0}, 20)}), "block 0 to write"},
+  };
+  uint64_t epoch = 0;
+  for (const auto& [edit, message] : bad) {
+    Client client(worker_->address());
+    client.Greet(++epoch);
+    client.Send(edit);
+    const grpc::Status status = client.End();
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+    EXPECT_THAT(status.error_message(), HasSubstr(message));
+  }
+  Client client(worker_->address());
+  client.Greet(++epoch);
+  client.Send(MakeEdit(1, {MakeAdmit(0, Prompt(50), {0, 1}, 55)}));
+  EXPECT_EQ(client.ReadTokens(), FakeModel::Generate(Prompt(50), 5));
+}
+
+TEST_F(ExecuteServiceTest, WantsAHelloFirstAndOnce) {
+  const auto status_of = [&](const std::function<void(Client&)>& talk) {
+    Client client(worker_->address());
+    talk(client);
+    const grpc::Status status = client.End();
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+    return status.error_message();
+  };
+  EXPECT_THAT(status_of([](Client& c) { c.Send(MakeEdit(1)); }), HasSubstr("the first one is a hello"));
+  EXPECT_THAT(status_of([](Client& c) { c.Write({}); }), HasSubstr("message is empty"));
+  EXPECT_THAT(status_of([](Client& c) { c.Hello(0); }), HasSubstr("hello.epoch is 0"));
+  EXPECT_THAT(status_of([](Client& c) { c.Greet(1), c.Hello(2); }), HasSubstr("hello comes twice"));
+  EXPECT_THAT(status_of([](Client& c) {
+                RouterMessage message;
+                message.mutable_hello()->set_router_id(std::string(129, 'x'));
+                c.Write(message);
+              }),
+              HasSubstr("hello.router_id has 129 bytes"));
+}
+
+TEST_F(ExecuteServiceTest, AClientThatVanishesReleasesItsSlots) {
+  {
+    Client client(worker_->address());
+    client.Greet(1);
+    client.Send(MakeEdit(1, {MakeAdmit(0, Prompt(30), {0}, 200)}));  // stalls, and stays
+    client.ReadUntil([](const StepReport& report) { return report.stalled_slots_size() == 1; });
+    client.Cancel();
+  }
+  Client client(worker_->address());
+  client.Greet(2);
+  client.Send(MakeEdit(1, {MakeAdmit(0, Prompt(50), {0, 1}, 55)}));
+  EXPECT_EQ(client.ReadTokens(), FakeModel::Generate(Prompt(50), 5));
+}
+
+// The engine never waits for a router: one that does not read loses its stream, and only that.
+TEST_F(ExecuteServiceTest, ARouterThatDoesNotReadIsCutOff) {
+  Open({.num_slots = 8,
+        .num_blocks = 512,
+        .vocab_size = 100,
+        .max_context = 2048,
+        .max_rows = 64,
+        .max_logit_rows = 16});
+  Client deaf(worker_->address());
+  deaf.Greet(1);
+  std::vector<worker::v1::Admit> admits;
+  for (uint32_t slot = 0; slot < 8; ++slot) {
+    admits.push_back(MakeAdmit(slot, Prompt(20), Blocks(slot * 64, 64), 2048));
+    admits.back().mutable_sampling()->set_logprobs(20);
+  }
+  deaf.Send(MakeEdit(1, admits));
+  // Its epoch is free again as soon as it has been cut off.
+  for (bool cut_off = false; !cut_off;) {
+    Client other(worker_->address());
+    other.Hello(1);
+    cut_off = other.ReadsReady();
+  }
+  const grpc::Status status = deaf.End();
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED) << status.error_message();
+}
+
+TEST_F(ExecuteServiceTest, ShutsDownWithAStreamOpen) {
+  Client client(worker_->address());
+  client.Greet(1);
+  client.Send(MakeEdit(1, {MakeAdmit(0, Prompt(100), Blocks(0, 8), 250)}));
+  worker_.reset();
+  EXPECT_EQ(client.End().error_code(), grpc::StatusCode::UNAVAILABLE);
+}
+
+}  // namespace
+}  // namespace millrace::testing
