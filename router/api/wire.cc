@@ -6,7 +6,7 @@
 #include "google/protobuf/descriptor.h"
 #include "google/protobuf/empty.pb.h"
 #include "google/protobuf/unknown_field_set.h"
-#include "google/protobuf/wire_format.h"
+#include "grpcpp/impl/codegen/proto_utils.h"
 #include "router/text/utf8.h"
 
 namespace millrace {
