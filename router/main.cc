@@ -6,6 +6,8 @@
 #include "absl/flags/flag.h"
 #include "absl/flags/parse.h"
 #include "absl/flags/usage.h"
+#include "absl/flags/usage_config.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "google/protobuf/stubs/logging.h"
 #include "router/api/router_server.h"
@@ -93,7 +95,11 @@ int Run() {
 }  // namespace millrace
 
 int main(int argc, char** argv) {
-  absl::SetProgramUsageMessage("Serves a language model to clients from a set of workers.\n  millrace-router --model DIR --workers HOST:PORT,…");
+  absl::SetProgramUsageMessage(
+      "serves a language model to clients from a set of workers\n  millrace-router --model=FOLDER --workers=HOST:PORT,…");
+  absl::FlagsUsageConfig usage;
+  usage.contains_help_flags = [](absl::string_view file) { return absl::EndsWith(file, "router/main.cc"); };
+  absl::SetFlagsUsageConfig(usage);
   const std::vector<char*> rest = absl::ParseCommandLine(argc, argv);
   if (rest.size() > 1) {
     std::fprintf(stderr, "millrace-router: unknown argument \"%s\"; all arguments are flags\n", rest[1]);

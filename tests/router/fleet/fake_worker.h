@@ -64,11 +64,6 @@ class FakeWorker final : public worker::v1::WorkerService::Service {
     absl::MutexLock lock(&mutex_);
     junk_ = true;
   }
-  void AwaitConnected(bool connected) {
-    absl::MutexLock lock(&mutex_);
-    awaited_connected_ = connected;
-    mutex_.Await(absl::Condition(this, &FakeWorker::IsConnectedAsAwaited));
-  }
   void AwaitStepsUsed() {
     absl::MutexLock lock(&mutex_);
     mutex_.Await(absl::Condition(+[](FakeWorker* self) ABSL_NO_THREAD_SAFETY_ANALYSIS { return self->steps_ == 0; }, this));
@@ -158,7 +153,10 @@ class FakeWorker final : public worker::v1::WorkerService::Service {
         junk_ = false;
         if (stepping && steps_ > 0) --steps_;
       }
-      if (stepping) Step(slots, report, ++step);
+      if (stepping) {
+        Step(slots, report);
+        ++step;
+      }
       report.set_step(step);
       report.set_applied_edit(applied);
       if (!stream->Write(message)) return;
@@ -203,7 +201,7 @@ class FakeWorker final : public worker::v1::WorkerService::Service {
     return logprobs;
   }
 
-  void Step(std::map<uint32_t, Slot>& slots, worker::v1::StepReport& report, uint64_t) {
+  void Step(std::map<uint32_t, Slot>& slots, worker::v1::StepReport& report) {
     report.set_step_us(100);
     std::vector<uint32_t> ended;
     for (auto& [id, slot] : slots) {
@@ -237,10 +235,6 @@ class FakeWorker final : public worker::v1::WorkerService::Service {
     for (const uint32_t id : ended) slots.erase(id);
   }
 
-  bool IsConnectedAsAwaited() const ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
-    return (context_ != nullptr) == awaited_connected_;
-  }
-
   const TokenFunction token_;
   worker::v1::Ready ready_;
   int port_ = 0;
@@ -254,7 +248,6 @@ class FakeWorker final : public worker::v1::WorkerService::Service {
   bool may_step_ ABSL_GUARDED_BY(mutex_) = false;
   bool reading_ ABSL_GUARDED_BY(mutex_) = false;
   bool junk_ ABSL_GUARDED_BY(mutex_) = false;
-  bool awaited_connected_ ABSL_GUARDED_BY(mutex_) = false;
   int num_hellos_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
