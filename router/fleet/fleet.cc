@@ -10,7 +10,8 @@ namespace millrace {
 
 Fleet::Fleet(FleetOptions options) : options_(std::move(options)), scheduler_(options_.scheduler) {
   absl::MutexLock lock(&mutex_);
-  for (const std::string& address : options_.addresses) members_.emplace_back().address = address;
+  members_.resize(options_.addresses.size());
+  for (size_t i = 0; i < members_.size(); ++i) members_[i].address = options_.addresses[i];
 }
 
 Fleet::~Fleet() { Stop(); }
@@ -28,9 +29,12 @@ void Fleet::Stop() {
     }
   }
   if (timer_.joinable()) timer_.join();
+  std::vector<std::unique_ptr<WorkerSession>> ended;  // deleted without the lock
+  absl::flat_hash_map<SequenceId, Live> live;
   absl::MutexLock lock(&mutex_);
   mutex_.Await(absl::Condition(this, &Fleet::NoSessions));
-  live_.clear();
+  for (Member& member : members_) ended.push_back(std::move(member.ended));
+  live.swap(live_);
 }
 
 bool Fleet::NoSessions() const {
@@ -75,7 +79,7 @@ std::optional<SequenceOutcome> Fleet::Cancel(SequenceId sequence) {
 Fleet::Output Fleet::TakeOutput() {
   Output output;
   for (const WorkerId worker : scheduler_.PendingWorkers()) {
-    WorkerSession* const session = members_[member_of_.at(worker)].session;
+    WorkerSession* const session = members_[member_of_.at(worker)].session.get();
     if (session->ClaimWrite()) output.edits.emplace_back(session, scheduler_.TakeEdit(worker));
   }
   for (SequenceEvent& event : scheduler_.TakeEvents()) {

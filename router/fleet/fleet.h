@@ -56,7 +56,8 @@ class Fleet final : private WorkerSession::Listener {
   // A configured address. Connecting, waiting for Ready, ready, or between two connections.
   struct Member {
     std::string address;
-    WorkerSession* session = nullptr;  // owns itself; null between connections
+    std::unique_ptr<WorkerSession> session;  // null between connections
+    std::unique_ptr<WorkerSession> ended;    // the one before, until a thread of ours may delete it
     std::optional<WorkerId> worker;    // while ready
     worker::v1::Ready ready;           // the latest
     v1::WorkerStatus::State state = v1::WorkerStatus::STATE_CONNECTING;
@@ -91,7 +92,9 @@ class Fleet final : private WorkerSession::Listener {
   void RunTimer();
   Time NextWake() const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
   void SetWake(Member& member, Time when) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  std::vector<WorkerSession*> WakeMembers(Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // The sessions to start; those to delete go to `ended`.
+  std::vector<WorkerSession*> WakeMembers(Time now, std::vector<std::unique_ptr<WorkerSession>>* ended)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool NoSessions() const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
 
   const FleetOptions options_;

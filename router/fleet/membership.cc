@@ -123,7 +123,7 @@ void Fleet::OnEnd(WorkerSession* session, const grpc::Status& status) {
       member.last_error = error;
     }
     Lose(member, now);
-    member.session = nullptr;
+    member.ended = std::move(member.session);
     member.ended_by_us = false;
     member.backoff = std::clamp(member.backoff * 2, kMinBackoff, kMaxBackoff);
     SetWake(member, now + Jittered(member.backoff));
@@ -139,7 +139,7 @@ void Fleet::SetWake(Member& member, Time when) {
 
 Time Fleet::NextWake() const { return std::min(members_due_, scheduler_.NextDeadline()); }
 
-std::vector<WorkerSession*> Fleet::WakeMembers(Time now) {
+std::vector<WorkerSession*> Fleet::WakeMembers(Time now, std::vector<std::unique_ptr<WorkerSession>>* ended) {
   std::vector<WorkerSession*> fresh;
   members_due_ = kNever;
   for (size_t index = 0; index < members_.size(); ++index) {
@@ -148,9 +148,10 @@ std::vector<WorkerSession*> Fleet::WakeMembers(Time now) {
       worker::v1::Hello hello;
       hello.set_router_id(options_.router_id);
       hello.set_epoch(options_.epoch);
-      member.session = new WorkerSession(this, index, member.address, std::move(hello));
+      ended->push_back(std::move(member.ended));
+      member.session = std::make_unique<WorkerSession>(this, index, member.address, std::move(hello));
       member.wake_at = now + kReadyTimeout;
-      fresh.push_back(member.session);
+      fresh.push_back(member.session.get());
     } else if (member.wake_at <= now) {
       Refuse(member, absl::DeadlineExceededError(absl::StrCat("no ready within ", kReadyTimeout / 1'000'000, " s")), now);
       member.wake_at = kNever;
@@ -171,13 +172,15 @@ void Fleet::RunTimer() {
     if (stopping_) break;
     const Time now = MonotonicNow();
     std::vector<WorkerSession*> fresh;
-    if (members_due_ <= now) fresh = WakeMembers(now);
+    std::vector<std::unique_ptr<WorkerSession>> ended;
+    if (members_due_ <= now) fresh = WakeMembers(now, &ended);
     if (scheduler_.NextDeadline() <= now) scheduler_.Advance(now);
     timer_due_ = 0;  // no poke: this thread looks again by itself
     Output output = TakeOutput();
     mutex_.Unlock();
     for (WorkerSession* session : fresh) session->Start();
     Deliver(std::move(output));
+    ended.clear();
     mutex_.Lock();
   }
   mutex_.Unlock();

@@ -79,9 +79,6 @@ void WorkerSession::OnWriteDone(bool ok) {
   }
 }
 
-void WorkerSession::OnDone(const grpc::Status& status) {
-  listener_->OnEnd(this, status);
-  delete this;
-}
+void WorkerSession::OnDone(const grpc::Status& status) { listener_->OnEnd(this, status); }
 
 }  // namespace millrace
