@@ -31,7 +31,8 @@ absl::Status Store(absl::string_view name, absl::string_view text, double least,
 }
 
 std::string DefaultOf(const std::variant<std::string*, bool*, int64_t*, double*>& value) {
-  if (auto* const* text = std::get_if<std::string*>(&value)) return (*text)->empty() ? "" : absl::StrCat(" [", **text, "]");
+  if (auto* const* text = std::get_if<std::string*>(&value))
+    return (*text)->empty() ? "" : absl::StrCat(" [", **text, "]");
   if (auto* const* integer = std::get_if<int64_t*>(&value)) return absl::StrCat(" [", **integer, "]");
   if (auto* const* number = std::get_if<double*>(&value)) return absl::StrCat(" [", **number, "]");
   return "";
@@ -56,7 +57,9 @@ size_t EditDistance(absl::string_view a, absl::string_view b) {
 void Arguments::Add(absl::string_view name, std::string* value, absl::string_view help) {
   flags_.push_back({name, help, value});
 }
-void Arguments::Add(absl::string_view name, bool* value, absl::string_view help) { flags_.push_back({name, help, value}); }
+void Arguments::Add(absl::string_view name, bool* value, absl::string_view help) {
+  flags_.push_back({name, help, value});
+}
 void Arguments::Add(absl::string_view name, int64_t* value, int64_t least, int64_t most, absl::string_view help) {
   flags_.push_back({name, help, value, static_cast<double>(least), static_cast<double>(most)});
 }
@@ -138,8 +141,8 @@ absl::string_view ClosestWord(absl::string_view word, absl::Span<const absl::str
 absl::Status CheckAddress(absl::string_view flag, absl::string_view address) {
   const size_t colon = address.rfind(':');
   int port = 0;
-  if (colon == absl::string_view::npos || colon == 0 || !absl::SimpleAtoi(address.substr(colon + 1), &port) || port < 1 ||
-      port > 65535 || (address[0] != '[' && address.find(':') != colon)) {
+  if (colon == absl::string_view::npos || colon == 0 || !absl::SimpleAtoi(address.substr(colon + 1), &port) ||
+      port < 1 || port > 65535 || (address[0] != '[' && address.find(':') != colon)) {
     return absl::InvalidArgumentError(absl::StrCat("--", flag, " takes HOST:PORT, not '", address, "'"));
   }
   return absl::OkStatus();

@@ -1,5 +1,6 @@
-// A subcommand's flags as one table: name, where the value goes, its limits, its help. The table lives for one parse and
-// points into an options struct whose initial values are the defaults. `--name value`, `--name=value`, `--` ends flags.
+// A subcommand's flags as one table: name, where the value goes, its limits, its help. The table lives for one parse
+// and points into an options struct whose initial values are the defaults. `--name value`, `--name=value`, `--` ends
+// flags.
 #pragma once
 
 #include <cstdint>

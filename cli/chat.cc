@@ -34,7 +34,11 @@ class Conversation {
  public:
   Conversation(v1::InferenceService::Stub& stub, Interrupt& interrupt, v1::GenerateRequest request, std::string system,
                Terminal terminal)
-      : stub_(stub), interrupt_(interrupt), request_(std::move(request)), system_(std::move(system)), terminal_(terminal) {
+      : stub_(stub),
+        interrupt_(interrupt),
+        request_(std::move(request)),
+        system_(std::move(system)),
+        terminal_(terminal) {
     Reset();
   }
 
@@ -102,8 +106,8 @@ class Conversation {
     if (usage.generated_tokens() > 1 && finish.timing().decode_us() > 0) {
       speed = absl::StrFormat(", %.1f tok/s", (usage.generated_tokens() - 1) * 1e6 / finish.timing().decode_us());
     }
-    terminal_.err << absl::StrCat("[", usage.generated_tokens(), " tokens", speed, ", prompt ", usage.prompt_tokens(), ", cached ",
-                                  usage.cached_tokens(), "]")
+    terminal_.err << absl::StrCat("[", usage.generated_tokens(), " tokens", speed, ", prompt ", usage.prompt_tokens(),
+                                  ", cached ", usage.cached_tokens(), "]")
                   << std::endl;
   }
 
@@ -140,7 +144,8 @@ int RunChat(Words words, Terminal terminal) {
   arguments.Add("top_p", &options.top_p, 0, 1, "keep the likeliest tokens of this much probability");
   arguments.Add("seed", &options.seed, 0, INT64_MAX, "the same seed gives the same answers (default: drawn)");
   if (const int code = ParseOrExit(arguments, words, terminal); code >= 0) return code;
-  if (absl::Status status = CheckAddress("router", options.router); !status.ok()) return Fail(terminal, status, kExitUsage);
+  if (absl::Status status = CheckAddress("router", options.router); !status.ok())
+    return Fail(terminal, status, kExitUsage);
   Interrupt interrupt;
   auto channel = Connect(options.router);
   if (!channel.ok()) return Fail(terminal, channel.status());

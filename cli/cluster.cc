@@ -17,8 +17,9 @@
 namespace millrace {
 namespace {
 
-constexpr absl::Duration kPatience = absl::Seconds(5);    // between SIGTERM and SIGKILL
-constexpr absl::Duration kJoining = absl::Seconds(120);   // from the router's start until it has every worker
+constexpr absl::Duration kPatience = absl::Seconds(5);         // between SIGTERM and SIGKILL
+constexpr absl::Duration kRouterPatience = absl::Seconds(10);  // it lets open calls go on for 5 s
+constexpr absl::Duration kJoining = absl::Seconds(120);        // from the router's start until it has every worker
 constexpr absl::Duration kPollPeriod = absl::Milliseconds(100);
 
 std::string PortOf(const std::string& address) { return address.substr(address.rfind(':') + 1); }
@@ -44,7 +45,7 @@ absl::Status Cluster::Run() {
 absl::Status Cluster::Serve() {
   for (size_t i = 0; i < options_.num_workers; ++i) {
     std::vector<std::string> argv = options_.worker_argv;
-    argv.push_back("--port=0");
+    argv.push_back("--listen=127.0.0.1:0");
     argv.push_back(absl::StrCat("--worker_id=worker-", i));
     members_.push_back(
         std::make_unique<Member>(absl::StrCat("worker-", i), std::move(argv), options_.log_dir, terminal_.err));
@@ -86,8 +87,8 @@ bool Cluster::Wait(absl::Time until) {
 absl::Status Cluster::AfterEnd(Member& member) {
   const bool is_router = members_.size() > options_.num_workers && &member == members_.back().get();
   if (is_router || !member.ever_ready()) {
-    return absl::UnavailableError(absl::StrCat(member.name(), member.ever_ready() ? " ended with " : " did not start: ",
-                                               member.end(), member.LastWords()));
+    return absl::UnavailableError(absl::StrCat(
+        member.name(), member.ever_ready() ? " ended with " : " did not start: ", member.end(), member.LastWords()));
   }
   const absl::Duration wait = std::max(member.restart_at() - absl::Now(), absl::ZeroDuration());
   terminal_.err << "millrace: " << member.name() << " ended with " << member.end() << "; starting it again in "
@@ -138,7 +139,8 @@ absl::Status Cluster::AnnounceWhenReady() {
     channel_.reset();
     return absl::OkStatus();
   }
-  const std::string waiting = absl::StrCat(num_ready, " of ", options_.num_workers, " workers ready", why.empty() ? "" : "; ", why);
+  const std::string waiting =
+      absl::StrCat(num_ready, " of ", options_.num_workers, " workers ready", why.empty() ? "" : "; ", why);
   if (waiting != waiting_for_ && !why.empty()) terminal_.err << "millrace: " << waiting << std::endl;
   waiting_for_ = waiting;
   if (absl::Now() < give_up_at_) return absl::OkStatus();
@@ -161,7 +163,7 @@ void Cluster::StopMembers(size_t first, size_t count, int signal, absl::Duration
 
 void Cluster::Shutdown() {
   const size_t workers = std::min(members_.size(), options_.num_workers);
-  StopMembers(workers, members_.size() - workers, SIGTERM, kPatience);  // the router first: it tells its clients
+  StopMembers(workers, members_.size() - workers, SIGTERM, kRouterPatience);  // the router first: it tells its clients
   StopMembers(0, workers, SIGTERM, kPatience);
   StopMembers(0, members_.size(), SIGKILL, kPatience);
   members_.clear();

@@ -1,5 +1,5 @@
-// The processes of `millrace up`: workers first, then the router that knows their addresses. One main-thread loop that waits
-// for signals, pipes and timers together. Lives as long as the command.
+// The processes of `millrace up`: workers first, then the router that knows their addresses. One main-thread loop that
+// waits for signals, pipes and timers together. Lives as long as the command.
 #pragma once
 
 #include <memory>
@@ -15,9 +15,9 @@
 namespace millrace {
 
 struct ClusterOptions {
-  std::string host;
+  std::string host;  // as in HOST:PORT
   std::string log_dir;
-  std::vector<std::string> worker_argv;  // without its port
+  std::vector<std::string> worker_argv;  // without its address
   std::vector<std::string> router_argv;  // without the workers' addresses
   size_t num_workers = 1;
 };
@@ -45,7 +45,7 @@ class Cluster {
 
   const ClusterOptions options_;
   const Terminal terminal_;
-  int signals_;  // signalfd
+  int signals_;                                   // signalfd
   std::vector<std::unique_ptr<Member>> members_;  // the workers, then the router
   std::shared_ptr<grpc::Channel> channel_;        // to the router, while its workers are awaited
   std::string waiting_for_;                       // last said on stderr

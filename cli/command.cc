@@ -4,7 +4,8 @@ namespace millrace {
 
 int Fail(Terminal terminal, const absl::Status& status, int code) {
   terminal.err << "millrace: ";
-  if (code == kExitFailed && !absl::IsUnavailable(status)) terminal.err << absl::StatusCodeToString(status.code()) << ": ";
+  if (code == kExitFailed && !absl::IsUnavailable(status))
+    terminal.err << absl::StatusCodeToString(status.code()) << ": ";
   terminal.err << std::string(status.message()) << std::endl;
   return code;
 }

@@ -1,5 +1,5 @@
-// The subcommands. Each lives for one call on the main thread and takes the words after its name; the streams are arguments
-// so that a test can drive a command whole.
+// The subcommands. Each lives for one call on the main thread and takes the words after its name; the streams are
+// arguments so that a test can drive a command whole.
 #pragma once
 
 #include <istream>

@@ -5,8 +5,8 @@
 #include "absl/strings/str_cat.h"
 #include "cli/command.h"
 #include "cli/completion.h"
+#include "cli/completion_call.h"
 #include "cli/connection.h"
-#include "cli/generate_call.h"
 #include "cli/ordered_lines.h"
 #include "cli/request_json.h"
 
@@ -69,7 +69,7 @@ int CompleteLines(v1::InferenceService::Stub& stub, size_t concurrency, Terminal
     if (parsed->deadline_ms.has_value()) timeout = std::chrono::milliseconds(*parsed->deadline_ms);
     const bool several = parsed->request.sampling().n() > 1;
     auto completion = std::make_shared<Completion>();  // held by the two callbacks of one call
-    GenerateCall::Start(
+    CompletionCall::Start(
         stub, std::move(parsed->request), timeout,
         [completion](const v1::GenerateResponse& piece) { completion->Add(piece); },
         [&lines, number, completion, several](const grpc::Status& status) {
@@ -80,7 +80,8 @@ int CompleteLines(v1::InferenceService::Stub& stub, size_t concurrency, Terminal
   return terminal.out.good() ? kExitOk : kExitFailed;
 }
 
-int CompleteText(v1::InferenceService::Stub& stub, const Options& options, const Arguments& arguments, Terminal terminal) {
+int CompleteText(v1::InferenceService::Stub& stub, const Options& options, const Arguments& arguments,
+                 Terminal terminal) {
   v1::GenerateRequest request;
   request.set_model(options.model);
   request.set_text(options.text.empty() ? options.prompt : options.text);
@@ -106,8 +107,9 @@ int CompleteText(v1::InferenceService::Stub& stub, const Options& options, const
 
 int RunComplete(Words words, Terminal terminal) {
   Options options;
-  Arguments arguments("complete [--flag value]… [TEXT]", "Completes a prompt and prints the text as it comes.",
-                      "echo '{\"prompt\": \"Water\", \"max_tokens\": 8}' | millrace complete --router 127.0.0.1:7400 --jsonl");
+  Arguments arguments(
+      "complete [--flag value]… [TEXT]", "Completes a prompt and prints the text as it comes.",
+      "echo '{\"prompt\": \"Water\", \"max_tokens\": 8}' | millrace complete --router 127.0.0.1:7400 --jsonl");
   Describe(options, arguments);
   if (const int code = ParseOrExit(arguments, words, terminal); code >= 0) return code;
   if (absl::Status status = Check(options, arguments); !status.ok()) return Fail(terminal, status, kExitUsage);

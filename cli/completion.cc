@@ -64,6 +64,8 @@ OrderedJson ErrorJson(const absl::Status& status) {
   return {{"error", absl::StatusCodeToString(status.code())}, {"message", std::string(status.message())}};
 }
 
-std::string DumpLine(const OrderedJson& json) { return json.dump(-1, ' ', false, OrderedJson::error_handler_t::replace); }
+std::string DumpLine(const OrderedJson& json) {
+  return json.dump(-1, ' ', false, OrderedJson::error_handler_t::replace);
+}
 
 }  // namespace millrace

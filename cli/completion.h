@@ -1,4 +1,5 @@
-// What one request came to: its pieces put together by choice, and its JSON line. Lives as long as the call; single-threaded.
+// What one request came to: its pieces put together by choice, and its JSON line. Lives as long as the call;
+// single-threaded.
 #pragma once
 
 #include <string>

@@ -24,7 +24,8 @@ absl::StatusOr<std::shared_ptr<grpc::Channel>> Connect(const std::string& addres
   context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(10));
   v1::ListModelsResponse models;
   const grpc::Status status = v1::InferenceService::NewStub(channel)->ListModels(&context, {}, &models);
-  if (status.error_code() == grpc::StatusCode::UNAVAILABLE || status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED) {
+  if (status.error_code() == grpc::StatusCode::UNAVAILABLE ||
+      status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED) {
     return absl::UnavailableError(absl::StrCat("cannot reach ", address, ": ", status.error_message()));
   }
   return channel;

@@ -1,5 +1,5 @@
-// Ctrl-C as the end of one call instead of the process. Made before any other thread, so that all inherit the blocked SIGINT;
-// lives as long as the command. Thread-safe.
+// Ctrl-C as the end of one call instead of the process. Made before any other thread, so that all inherit the blocked
+// SIGINT; lives as long as the command. Thread-safe.
 #pragma once
 
 #include <thread>

@@ -15,10 +15,13 @@ struct Command {
   absl::string_view name, about;
   int (*run)(Words, Terminal);
 };
-constexpr std::array<Command, 3> kCommands = {{
+constexpr std::array<Command, 6> kCommands = {{
     {"up", "start a cluster on this machine: a router and its workers", RunUp},
+    {"chat", "talk to a model", RunChat},
     {"complete", "complete a prompt, or one JSON request a line", RunComplete},
     {"tokenize", "tokenize, detokenize and render chats without a cluster", RunTokenize},
+    {"status", "show what the cluster is doing", RunStatus},
+    {"bench", "measure latency and throughput", RunBench},
 }};
 
 void PrintHelp(std::ostream& out) {
@@ -48,8 +51,8 @@ int Main(std::vector<std::string> words) {
   const absl::string_view closest = ClosestWord(words[0], names);
   return Fail(terminal,
               absl::InvalidArgumentError(absl::StrCat("unknown command '", words[0], "'",
-                                                      closest.empty() ? "; see millrace --help" : "; did you mean ", closest,
-                                                      closest.empty() ? "" : "?")),
+                                                      closest.empty() ? "; see millrace --help" : "; did you mean ",
+                                                      closest, closest.empty() ? "" : "?")),
               kExitUsage);
 }
 

@@ -22,7 +22,8 @@ Member::Member(std::string name, std::vector<std::string> argv, std::string log_
   if (log_dir.empty()) return;
   log_.open(std::filesystem::path(log_dir) / (name_ + ".log"), std::ios::app);
   log_open_ = log_.is_open();
-  if (!log_open_) err_ << "millrace: cannot write " << name_ << ".log in " << log_dir << "; its output comes here" << std::endl;
+  if (!log_open_)
+    err_ << "millrace: cannot write " << name_ << ".log in " << log_dir << "; its output comes here" << std::endl;
 }
 
 absl::Status Member::Start() {
@@ -37,9 +38,8 @@ absl::Status Member::Start() {
 }
 
 absl::Status Member::Restart() {
-  const std::string port = address_.substr(address_.rfind(':') + 1);
   for (std::string& word : argv_) {
-    if (absl::StartsWith(word, "--port=")) word = absl::StrCat("--port=", port);
+    if (absl::StartsWith(word, "--listen=")) word = absl::StrCat("--listen=", address_);
   }
   return Start();
 }

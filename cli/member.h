@@ -33,7 +33,7 @@ class Member {
   const std::string& address() const { return address_; }  // of its `ready HOST:PORT` line
   const std::string& end() const { return end_; }          // how the last child ended
   absl::Time restart_at() const { return restart_at_; }
-  std::string LastWords() const;                            // the end of its log, where the user has not seen it
+  std::string LastWords() const;  // the end of its log, where the user has not seen it
   Child* child() { return child_.get(); }
 
  private:

@@ -1,5 +1,5 @@
-// Lines that are finished in any order and written in the order in which they were reserved, each flushed. Thread-safe; must
-// outlive every reserved line.
+// Lines that are finished in any order and written in the order in which they were reserved, each flushed. Thread-safe;
+// must outlive every reserved line.
 #pragma once
 
 #include <cstdint>

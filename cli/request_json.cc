@@ -217,7 +217,8 @@ absl::StatusOr<CompletionRequest> ParseCompletion(const std::string& line) {
     if (!*known) return absl::InvalidArgumentError(absl::StrCat("unknown field '", key, "'"));
   }
   if (prompts != 1) {
-    return absl::InvalidArgumentError(absl::StrCat("one of prompt, token_ids and messages is wanted, ", prompts, " given"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("one of prompt, token_ids and messages is wanted, ", prompts, " given"));
   }
   if (chat_fields && !json->contains("messages")) {
     return absl::InvalidArgumentError("tools, add_generation_prompt and chat_template_kwargs go with messages");

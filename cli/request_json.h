@@ -1,5 +1,5 @@
-// One line of `millrace complete --jsonl` as a request. Ranges are the router's business; here only the shape is checked:
-// known names, types, integers that fit. Stateless; any thread.
+// One line of `millrace complete --jsonl` as a request. Ranges are the router's business; here only the shape is
+// checked: known names, types, integers that fit. Stateless; any thread.
 #pragma once
 
 #include <cstdint>

@@ -38,16 +38,16 @@ std::string RouterLines(const v1::RouterStatus& router) {
 std::string Table(const v1::GetStatusResponse& status) {
   constexpr char kHeader[] = "%-20s %-10s %11s %9s %9s %9s %9s %12s %8s  %s\n";
   std::string text = RouterLines(status.router());
-  absl::StrAppend(&text, absl::StrFormat(kHeader, "worker", "state", "slots", "used", "cached", "free", "returning", "steps",
-                                         "step ms", "model"));
+  absl::StrAppend(&text, absl::StrFormat(kHeader, "worker", "state", "slots", "used", "cached", "free", "returning",
+                                         "steps", "step ms", "model"));
   for (const v1::WorkerStatus& worker : status.workers()) {
     absl::string_view state = v1::WorkerStatus::State_Name(worker.state());
     absl::ConsumePrefix(&state, "STATE_");
     absl::StrAppend(&text, absl::StrFormat("%-20s %-10s %5d/%-5d %9d %9d %9d %9d %12d %8.1f  %s\n",
                                            worker.worker_id().empty() ? worker.address() : worker.worker_id(), state,
-                                           worker.used_slots(), worker.num_slots(), worker.used_blocks(), worker.cached_blocks(),
-                                           worker.free_blocks(), worker.quarantined_blocks(), worker.steps(),
-                                           worker.last_step_us() / 1000.0, worker.model()));
+                                           worker.used_slots(), worker.num_slots(), worker.used_blocks(),
+                                           worker.cached_blocks(), worker.free_blocks(), worker.quarantined_blocks(),
+                                           worker.steps(), worker.last_step_us() / 1000.0, worker.model()));
     if (!worker.last_error().empty()) absl::StrAppend(&text, "  ", worker.address(), ": ", worker.last_error(), "\n");
   }
   return text;
@@ -64,7 +64,8 @@ absl::StatusOr<std::string> Show(v1::AdminService::Stub& stub, bool json) {
   print.preserve_proto_field_names = true;
   print.always_print_primitive_fields = true;
   std::string text;
-  if (!google::protobuf::util::MessageToJsonString(response, &text, print).ok()) return absl::InternalError("no JSON form");
+  if (!google::protobuf::util::MessageToJsonString(response, &text, print).ok())
+    return absl::InternalError("no JSON form");
   return text + "\n";
 }
 
@@ -78,7 +79,8 @@ int RunStatus(Words words, Terminal terminal) {
   arguments.Add("watch", &options.watch, "again every second, until Ctrl-C");
   arguments.Add("json", &options.json, "one JSON object (the proto's GetStatusResponse) a line");
   if (const int code = ParseOrExit(arguments, words, terminal); code >= 0) return code;
-  if (absl::Status status = CheckAddress("router", options.router); !status.ok()) return Fail(terminal, status, kExitUsage);
+  if (absl::Status status = CheckAddress("router", options.router); !status.ok())
+    return Fail(terminal, status, kExitUsage);
   sigset_t ends;
   sigemptyset(&ends);
   sigaddset(&ends, SIGINT);

@@ -1,4 +1,5 @@
 // `millrace tokenize`: a model folder's tokenizer and chat template at work, without a cluster.
+#include <algorithm>
 #include <filesystem>
 #include <memory>
 
@@ -29,7 +30,8 @@ struct Model {
 absl::Status CheckFields(const Json& line, absl::Span<const absl::string_view> known) {
   for (const auto& item : line.items()) {
     if (std::find(known.begin(), known.end(), item.key()) == known.end()) {
-      return absl::InvalidArgumentError(absl::StrCat("unknown field '", item.key(), "'; known here: ", absl::StrJoin(known, ", ")));
+      return absl::InvalidArgumentError(
+          absl::StrCat("unknown field '", item.key(), "'; known here: ", absl::StrJoin(known, ", ")));
     }
   }
   return absl::OkStatus();
@@ -62,13 +64,16 @@ absl::StatusOr<Json> Decode(const Model& model, const Json& line) {
 }
 
 absl::StatusOr<Json> Render(const Model& model, const Json& line) {
-  if (auto status = CheckFields(line, {"messages", "tools", "add_generation_prompt", "chat_template_kwargs"}); !status.ok()) {
+  if (auto status = CheckFields(line, {"messages", "tools", "add_generation_prompt", "chat_template_kwargs"});
+      !status.ok()) {
     return status;
   }
   if (!model.chat.ok()) return model.chat.status();
   const absl::StatusOr<bool> prompt = FlagOf(line, "add_generation_prompt", true);
   if (!prompt.ok()) return prompt.status();
-  ChatTemplate::Input input{.messages_json = DumpLine(line["messages"]), .add_generation_prompt = *prompt};
+  ChatTemplate::Input input;
+  input.messages_json = DumpLine(line["messages"]);
+  input.add_generation_prompt = *prompt;
   if (line.contains("tools")) input.tools_json = DumpLine(line["tools"]);
   if (line.contains("chat_template_kwargs")) input.kwargs_json = DumpLine(line["chat_template_kwargs"]);
   const absl::StatusOr<std::vector<Tokenizer::Piece>> pieces = (*model.chat)->Render(input);
@@ -93,10 +98,11 @@ absl::StatusOr<Json> Answer(const Model& model, const std::string& text) {
 
 int RunTokenize(Words words, Terminal terminal) {
   Options options;
-  Arguments arguments("tokenize --model DIR [--jsonl] [TEXT]",
-                      "Text to token ids. With --jsonl, one JSON object a line: text to token_ids, token_ids to text, messages\n"
-                      "to prompt.",
-                      "echo '{\"text\": \"Hello\"}' | millrace tokenize --model models/smollm2 --jsonl");
+  Arguments arguments(
+      "tokenize --model DIR [--jsonl] [TEXT]",
+      "Text to token ids. With --jsonl, one JSON object a line: text to token_ids, token_ids to text, messages\n"
+      "to prompt.",
+      "echo '{\"text\": \"Hello\"}' | millrace tokenize --model models/smollm2 --jsonl");
   arguments.TakePositional(&options.text);
   arguments.Add("model", &options.model, "folder of the model");
   arguments.Add("jsonl", &options.jsonl, "read JSON lines from stdin");

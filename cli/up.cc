@@ -1,4 +1,5 @@
 // `millrace up`: validates, then runs a cluster in the foreground.
+#include <arpa/inet.h>
 #include <netdb.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -9,7 +10,10 @@
 #include <filesystem>
 #include <thread>
 
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
 #include "cli/cluster.h"
 #include "cli/command.h"
 
@@ -22,27 +26,44 @@ struct Options {
   std::string model, host = "127.0.0.1", log_dir, kv_memory;
   int64_t port = 7400, workers = 1, threads = 0, max_slots = 0;
   double step_target_ms = 0;
+  bool insecure = false;
 };
 
 void Describe(Options& options, Arguments& arguments) {
   arguments.Add("model", &options.model, "folder of the model (config.json, tokenizer.json, *.safetensors)");
   arguments.Add("host", &options.host, "address that the router listens on");
   arguments.Add("port", &options.port, 0, 65535, "port that the router listens on; 0: any");
+  arguments.Add("insecure", &options.insecure, "listen in plaintext beyond this machine, without authentication");
   arguments.Add("workers", &options.workers, 1, 64, "worker processes");
   arguments.Add("threads", &options.threads, 0, 1024, "threads of a worker; 0: the cores divided among the workers");
   arguments.Add("kv_memory", &options.kv_memory, "KV cache of a worker, e.g. 512MiB (default: the worker's)");
-  arguments.Add("max_slots", &options.max_slots, 0, 4096, "sequences that a worker runs at once; 0: the worker's default");
+  arguments.Add("max_slots", &options.max_slots, 0, 65536,
+                "sequences that a worker runs at once; 0: the worker's default");
   arguments.Add("step_target_ms", &options.step_target_ms, 0, 10000, "longest step; 0: the worker's default");
   arguments.Add("log_dir", &options.log_dir, "folder for one log a process (default: all on stderr, prefixed)");
 }
 
-absl::Status CheckPortIsFree(const std::string& host, int64_t port) {
+bool IsLoopback(const sockaddr* address) {
+  if (address->sa_family == AF_INET6) {
+    return IN6_IS_ADDR_LOOPBACK(&reinterpret_cast<const sockaddr_in6*>(address)->sin6_addr);
+  }
+  return ntohl(reinterpret_cast<const sockaddr_in*>(address)->sin_addr.s_addr) >> 24 == 127;
+}
+
+absl::Status CheckAddressIsFree(const Options& options) {
+  const std::string& host = options.host;
+  const int64_t port = options.port;
   addrinfo hints = {};
   hints.ai_socktype = SOCK_STREAM;
   hints.ai_flags = AI_PASSIVE | AI_NUMERICSERV;
   addrinfo* found = nullptr;
   const int error = getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found);
   if (error != 0) return absl::InvalidArgumentError(absl::StrCat("--host '", host, "': ", gai_strerror(error)));
+  if (!options.insecure && !IsLoopback(found->ai_addr)) {
+    freeaddrinfo(found);
+    return absl::InvalidArgumentError(
+        absl::StrCat("--host ", host, " is not this machine alone: that needs --insecure"));
+  }
   // Without SO_REUSEPORT, unlike gRPC's own bind, which would share the port with another server of the same user.
   const int fd = socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
   const int on = 1;
@@ -56,6 +77,14 @@ absl::Status CheckPortIsFree(const std::string& host, int64_t port) {
   return absl::UnavailableError(absl::StrCat("cannot listen on ", host, ":", port, ": ", std::strerror(why)));
 }
 
+bool IsMemorySize(absl::string_view text) {
+  for (const char* unit : {"KiB", "MiB", "GiB", "TiB"}) {
+    if (absl::ConsumeSuffix(&text, unit)) break;
+  }
+  double number = 0;
+  return absl::SimpleAtod(text, &number) && number > 0 && number < 0x1p60;
+}
+
 absl::Status CheckOptions(const Options& options) {
   if (options.model.empty()) return absl::InvalidArgumentError("--model is missing");
   if (options.host.empty()) return absl::InvalidArgumentError("--host is empty");
@@ -65,11 +94,16 @@ absl::Status CheckOptions(const Options& options) {
       return absl::InvalidArgumentError(absl::StrCat("--model ", options.model, ": no ", name, " in that folder"));
     }
   }
+  if (!options.kv_memory.empty() && !IsMemorySize(options.kv_memory)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--kv_memory takes a size such as 512MiB, not '", options.kv_memory, "'"));
+  }
   if (!options.log_dir.empty()) {
     std::error_code error;
     fs::create_directories(options.log_dir, error);
     if (error || access(options.log_dir.c_str(), W_OK) != 0) {
-      return absl::InvalidArgumentError(absl::StrCat("--log_dir ", options.log_dir, ": not a folder that can be written"));
+      return absl::InvalidArgumentError(
+          absl::StrCat("--log_dir ", options.log_dir, ": not a folder that can be written"));
     }
   }
   return absl::OkStatus();
@@ -91,15 +125,20 @@ absl::StatusOr<ClusterOptions> Plan(const Options& options) {
   const int64_t cores = std::max<int64_t>(std::thread::hardware_concurrency(), 1);
   const int64_t threads = options.threads > 0 ? options.threads : std::max<int64_t>(cores / options.workers, 1);
   ClusterOptions plan;
-  plan.host = options.host;
+  plan.host = absl::StrContains(options.host, ':') ? absl::StrCat("[", options.host, "]") : options.host;
   plan.log_dir = options.log_dir;
   plan.num_workers = static_cast<size_t>(options.workers);
-  plan.worker_argv = {*worker, absl::StrCat("--model=", options.model), "--host=127.0.0.1", absl::StrCat("--threads=", threads)};
+  plan.worker_argv = {*worker, absl::StrCat("--model=", options.model), absl::StrCat("--threads=", threads)};
   if (!options.kv_memory.empty()) plan.worker_argv.push_back(absl::StrCat("--kv_memory=", options.kv_memory));
-  if (options.max_slots > 0) plan.worker_argv.push_back(absl::StrCat("--max_slots=", options.max_slots));
+  if (options.max_slots > 0) {
+    plan.worker_argv.push_back(absl::StrCat("--max_slots=", options.max_slots));
+    // A step has a row for every slot at least; 512 is the worker's own default.
+    plan.worker_argv.push_back(absl::StrCat("--max_rows=", std::max<int64_t>(options.max_slots, 512)));
+  }
   if (options.step_target_ms > 0) plan.worker_argv.push_back(absl::StrCat("--step_target_ms=", options.step_target_ms));
-  plan.router_argv = {*router, absl::StrCat("--model=", options.model), absl::StrCat("--host=", options.host),
-                      absl::StrCat("--port=", options.port)};
+  plan.router_argv = {*router, absl::StrCat("--model=", options.model),
+                      absl::StrCat("--listen=", plan.host, ":", options.port)};
+  if (options.insecure) plan.router_argv.push_back("--insecure");
   return plan;
 }
 
@@ -107,14 +146,15 @@ absl::StatusOr<ClusterOptions> Plan(const Options& options) {
 
 int RunUp(Words words, Terminal terminal) {
   Options options;
-  Arguments arguments("up --model DIR [--flag value]…",
-                      "Starts a router and its workers on this machine and stays in the foreground. Prints `ready HOST:PORT`\n"
-                      "once they serve; SIGINT or SIGTERM ends all of them.",
-                      "millrace up --model models/smollm2 --port 7400 --workers 2");
+  Arguments arguments(
+      "up --model DIR [--flag value]…",
+      "Starts a router and its workers on this machine and stays in the foreground. Prints `ready HOST:PORT`\n"
+      "once they serve; SIGINT or SIGTERM ends all of them.",
+      "millrace up --model models/smollm2 --port 7400 --workers 2");
   Describe(options, arguments);
   if (const int code = ParseOrExit(arguments, words, terminal); code >= 0) return code;
   if (absl::Status status = CheckOptions(options); !status.ok()) return Fail(terminal, status, kExitUsage);
-  if (absl::Status status = CheckPortIsFree(options.host, options.port); !status.ok()) {
+  if (absl::Status status = CheckAddressIsFree(options); !status.ok()) {
     return Fail(terminal, status, absl::IsInvalidArgument(status) ? kExitUsage : kExitFailed);
   }
   absl::StatusOr<ClusterOptions> plan = Plan(options);

@@ -60,13 +60,15 @@ absl::Status Check(const Options& options, const Arguments& arguments) {
   }
   const auto refuse = [&](std::initializer_list<const char*> flags, const char* where) -> absl::Status {
     for (const char* flag : flags) {
-      if (arguments.given(flag)) return absl::InvalidArgumentError(absl::StrCat("--", flag, " goes with --workload ", where));
+      if (arguments.given(flag))
+        return absl::InvalidArgumentError(absl::StrCat("--", flag, " goes with --workload ", where));
     }
     return absl::OkStatus();
   };
   if (workload != "trace") {
     if (absl::Status status = refuse({"speed", "scale"}, "trace"); !status.ok()) return status;
-  } else if (absl::Status status = refuse({"input_tokens", "output_tokens"}, "synthetic or shared_prefix"); !status.ok()) {
+  } else if (absl::Status status = refuse({"input_tokens", "output_tokens"}, "synthetic or shared_prefix");
+             !status.ok()) {
     return status;
   }
   return workload == "shared_prefix" ? absl::OkStatus() : refuse({"groups", "prefix_tokens"}, "shared_prefix");
@@ -84,7 +86,8 @@ std::function<void(size_t)> ProgressBar(size_t total, Terminal terminal) {
   return [total](size_t done) {
     constexpr size_t kWidth = 40;
     const size_t filled = kWidth * done / total;
-    std::cerr << absl::StrFormat("\r[%s%s] %d/%d", std::string(filled, '#'), std::string(kWidth - filled, '.'), done, total)
+    std::cerr << absl::StrFormat("\r[%s%s] %d/%d", std::string(filled, '#'), std::string(kWidth - filled, '.'), done,
+                                 total)
               << std::flush;
   };
 }
@@ -105,9 +108,10 @@ absl::Status Write(const nlohmann::ordered_json& summary, const std::string& jso
 
 int RunBench(Words words, Terminal terminal) {
   Options options;
-  Arguments arguments("bench [--flag value]…",
-                      "Measures latency, throughput and cache hits. Open loop with --rate or a trace, else closed (--concurrency).",
-                      "millrace bench --router 127.0.0.1:7400 --rate 4 --max_requests 200 --input_tokens 512 --ttft_slo_ms 500");
+  Arguments arguments(
+      "bench [--flag value]…",
+      "Measures latency, throughput and cache hits. Open loop with --rate or a trace, else closed (--concurrency).",
+      "millrace bench --router 127.0.0.1:7400 --rate 4 --max_requests 200 --input_tokens 512 --ttft_slo_ms 500");
   Describe(options, arguments);
   if (const int code = ParseOrExit(arguments, words, terminal); code >= 0) return code;
   if (absl::Status status = Check(options, arguments); !status.ok()) return Fail(terminal, status, kExitUsage);

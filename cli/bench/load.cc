@@ -5,7 +5,7 @@
 #include <optional>
 
 #include "cli/completion.h"
-#include "cli/generate_call.h"
+#include "cli/completion_call.h"
 
 namespace millrace {
 namespace {
@@ -81,12 +81,13 @@ void Load::Send(const PlannedRequest& planned, absl::Time due) {
   auto running = std::make_shared<Running>();
   running->due = due;
   running->record.late_ms = Milliseconds(absl::Now() - due);
-  GenerateCall::Start(
+  CompletionCall::Start(
       stub_, std::move(request), absl::ToChronoMilliseconds(options_.timeout),
       [running](const v1::GenerateResponse& piece) { running->Piece(piece); },
       [this, running](const grpc::Status& status) {
         running->record.status = ToAbsl(status);
-        if (status.ok() && running->record.output_tokens == 0) running->record.status = absl::InternalError("no token came");
+        if (status.ok() && running->record.output_tokens == 0)
+          running->record.status = absl::InternalError("no token came");
         Finished(std::move(running->record));
       });
 }

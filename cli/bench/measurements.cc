@@ -73,7 +73,8 @@ Json Measurements::Summary(double seconds, Slo slo) const {
                {"itl_ms", Distribution(std::move(gaps))},
                {"end_to_end_ms", Distribution(std::move(end_to_end))},
                {"late_ms", Distribution(std::move(late))}};
-  for (const auto& [name, count] : errors_) json["errors"][name] = {{"count", count}, {"first", first_message_.at(name)}};
+  for (const auto& [name, count] : errors_)
+    json["errors"][name] = {{"count", count}, {"first", first_message_.at(name)}};
   if (slo.ttft_ms > 0 || slo.itl_ms > 0) {
     json["slo"] = {{"ttft_ms", slo.ttft_ms}, {"itl_ms", slo.itl_ms}};
     json["goodput_per_s"] = within / seconds;
@@ -95,8 +96,8 @@ std::string SummaryTable(const Json& summary) {
                             100 * number("within_slo"));
   }
   text += absl::StrFormat("%-13s %10s %10s %10s %10s %10s\n", "ms", "mean", "p50", "p90", "p99", "max");
-  for (const auto& [label, key] : {std::pair{"TTFT", "ttft_ms"}, {"ITL", "itl_ms"}, {"end to end", "end_to_end_ms"},
-                                   {"late start", "late_ms"}}) {
+  for (const auto& [label, key] :
+       {std::pair{"TTFT", "ttft_ms"}, {"ITL", "itl_ms"}, {"end to end", "end_to_end_ms"}, {"late start", "late_ms"}}) {
     const Json& row = summary[key];
     if (row.is_null()) continue;
     text += absl::StrFormat("%-13s %10.2f %10.2f %10.2f %10.2f %10.2f\n", label, row["mean"].get<double>(),
@@ -104,7 +105,8 @@ std::string SummaryTable(const Json& summary) {
                             row["max"].get<double>());
   }
   for (const auto& [name, error] : summary["errors"].items()) {
-    absl::StrAppend(&text, name, " ", error["count"].get<uint64_t>(), " times, first: ", error["first"].get<std::string>(), "\n");
+    absl::StrAppend(&text, name, " ", error["count"].get<uint64_t>(),
+                    " times, first: ", error["first"].get<std::string>(), "\n");
   }
   return text;
 }

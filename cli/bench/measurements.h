@@ -1,4 +1,5 @@
-// What a benchmark saw, request by request, and its summary. Single-threaded; about 50 bytes per request and 4 per piece.
+// What a benchmark saw, request by request, and its summary. Single-threaded; about 50 bytes per request and 4 per
+// piece.
 #pragma once
 
 #include <cstdint>
@@ -33,7 +34,7 @@ class Measurements {
 
  private:
   size_t num_ = 0;
-  std::vector<RequestRecord> good_;  // those that ended well
+  std::vector<RequestRecord> good_;         // those that ended well
   std::map<std::string, uint64_t> errors_;  // by status name
   std::map<std::string, std::string> first_message_;
 };

@@ -50,7 +50,8 @@ void SpreadTicks(std::vector<PlannedRequest>& plan, const std::vector<uint64_t>&
 
 absl::StatusOr<uint64_t> Field(const nlohmann::json& line, const char* name, uint64_t most) {
   const auto field = line.find(name);
-  if (field == line.end() || !field->is_number()) return absl::InvalidArgumentError(absl::StrCat(name, ": a number is wanted"));
+  if (field == line.end() || !field->is_number())
+    return absl::InvalidArgumentError(absl::StrCat(name, ": a number is wanted"));
   const double value = field->get<double>();
   if (!(value >= 0 && value <= static_cast<double>(most))) {
     return absl::InvalidArgumentError(absl::StrCat(name, ": ", value, " is not in 0 … ", most));
@@ -75,14 +76,16 @@ absl::StatusOr<TraceLine> ParseTraceLine(const std::string& text, double scale) 
   if (!output.ok()) return output.status();
   const auto ids = line->find("hash_ids");
   if (ids == line->end() || !ids->is_array() || ids->size() * kTraceBlock < *input) {
-    return absl::InvalidArgumentError(absl::StrCat("hash_ids: a list of an id per ", kTraceBlock, " of ", *input, " tokens is wanted"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("hash_ids: a list of an id per ", kTraceBlock, " of ", *input, " tokens is wanted"));
   }
   PlannedRequest request;
   request.block_tokens = std::max<uint32_t>(std::lround(kTraceBlock * scale), 1);
   request.input_tokens = std::clamp<uint64_t>(std::llround(*input * scale), 1, ids->size() * request.block_tokens);
   request.output_tokens = std::max<uint64_t>(std::llround(*output * scale), 1);
   for (const nlohmann::json& id : *ids) {
-    if (!id.is_number_integer()) return absl::InvalidArgumentError(absl::StrCat("hash_ids: ", id.dump(), " is no integer"));
+    if (!id.is_number_integer())
+      return absl::InvalidArgumentError(absl::StrCat("hash_ids: ", id.dump(), " is no integer"));
     request.blocks.push_back(Mix(0x7ace, id.get<uint64_t>()));
   }
   if (request.blocks.empty()) return absl::InvalidArgumentError("hash_ids: empty");
@@ -94,8 +97,8 @@ absl::StatusOr<TraceLine> ParseTraceLine(const std::string& text, double scale) 
 absl::StatusOr<std::vector<PlannedRequest>> PlanSynthetic(const WorkloadOptions& options) {
   const bool shared = options.workload == "shared_prefix";
   if (shared && options.prefix_tokens >= options.input_tokens) {
-    return absl::InvalidArgumentError(absl::StrCat("--prefix_tokens ", options.prefix_tokens, " must be below --input_tokens ",
-                                                   options.input_tokens));
+    return absl::InvalidArgumentError(absl::StrCat("--prefix_tokens ", options.prefix_tokens,
+                                                   " must be below --input_tokens ", options.input_tokens));
   }
   std::vector<PlannedRequest> plan(static_cast<size_t>(options.num_requests));
   for (size_t i = 0; i < plan.size(); ++i) {
@@ -114,12 +117,15 @@ absl::StatusOr<std::vector<PlannedRequest>> PlanTrace(std::istream& lines, const
   std::vector<PlannedRequest> plan;
   std::vector<uint64_t> times;
   std::string text;
-  for (size_t number = 1; plan.size() < static_cast<size_t>(options.num_requests) && std::getline(lines, text); ++number) {
+  for (size_t number = 1; plan.size() < static_cast<size_t>(options.num_requests) && std::getline(lines, text);
+       ++number) {
     if (text.find_first_not_of(" \t\r") == std::string::npos) continue;
     absl::StatusOr<TraceLine> line = ParseTraceLine(text, options.scale);
-    if (!line.ok()) return absl::InvalidArgumentError(absl::StrCat("trace, line ", number, ": ", line.status().message()));
+    if (!line.ok())
+      return absl::InvalidArgumentError(absl::StrCat("trace, line ", number, ": ", line.status().message()));
     if (!times.empty() && line->timestamp < times.back()) {
-      return absl::InvalidArgumentError(absl::StrCat("trace, line ", number, ": timestamp ", line->timestamp, " goes back"));
+      return absl::InvalidArgumentError(
+          absl::StrCat("trace, line ", number, ": timestamp ", line->timestamp, " goes back"));
     }
     times.push_back(line->timestamp);
     plan.push_back(std::move(line->request));
@@ -136,7 +142,8 @@ absl::StatusOr<std::vector<PlannedRequest>> PlanTrace(std::istream& lines, const
 std::vector<int32_t> PromptOf(const PlannedRequest& request, uint32_t vocab_size) {
   std::vector<int32_t> tokens(request.input_tokens);
   for (uint32_t i = 0; i < request.input_tokens; ++i) {
-    tokens[i] = static_cast<int32_t>(Mix(request.blocks[i / request.block_tokens], i % request.block_tokens) % vocab_size);
+    tokens[i] =
+        static_cast<int32_t>(Mix(request.blocks[i / request.block_tokens], i % request.block_tokens) % vocab_size);
   }
   return tokens;
 }

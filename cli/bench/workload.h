@@ -1,5 +1,5 @@
-// The requests of a benchmark, planned before it starts: when each should start and how long it is. Prompts are made when
-// they are sent, from block ids, so that equal ids give equal prefixes. A plain value; 8 bytes per block id.
+// The requests of a benchmark, planned before it starts: when each should start and how long it is. Prompts are made
+// when they are sent, from block ids, so that equal ids give equal prefixes. A plain value; 8 bytes per block id.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// One streaming Generate call through the callback API. Deletes itself after `done`, which comes exactly once; `piece` and
-// `done` run on gRPC's threads, one at a time for one call.
+// One streaming Generate call through the callback API. Deletes itself after `done`, which comes exactly once; `piece`
+// and `done` run on gRPC's threads, one at a time for one call.
 #pragma once
 
 #include <chrono>
@@ -12,14 +12,14 @@
 
 namespace millrace {
 
-class GenerateCall : public grpc::ClientReadReactor<v1::GenerateResponse> {
+class CompletionCall : public grpc::ClientReadReactor<v1::GenerateResponse> {
  public:
   using PieceFunction = std::function<void(const v1::GenerateResponse&)>;
   using DoneFunction = std::function<void(const grpc::Status&)>;
 
   static void Start(v1::InferenceService::Stub& stub, v1::GenerateRequest request,
                     std::optional<std::chrono::milliseconds> timeout, PieceFunction piece, DoneFunction done) {
-    auto* call = new GenerateCall(std::move(request), std::move(piece), std::move(done));
+    auto* call = new CompletionCall(std::move(request), std::move(piece), std::move(done));
     if (timeout.has_value()) call->context_.set_deadline(std::chrono::system_clock::now() + *timeout);
     stub.async()->Generate(&call->context_, &call->request_, call);
     call->StartRead(&call->response_);
@@ -38,7 +38,7 @@ class GenerateCall : public grpc::ClientReadReactor<v1::GenerateResponse> {
   }
 
  private:
-  GenerateCall(v1::GenerateRequest request, PieceFunction piece, DoneFunction done)
+  CompletionCall(v1::GenerateRequest request, PieceFunction piece, DoneFunction done)
       : request_(std::move(request)), piece_(std::move(piece)), done_(std::move(done)) {}
 
   const v1::GenerateRequest request_;
