@@ -5,6 +5,7 @@ MILLRACE_BIN_DIR names the binaries (default build/cpu/bin).
 import json
 import os
 import pathlib
+import select
 import shutil
 import signal
 import socket
@@ -80,19 +81,17 @@ def complete(address, *requests, concurrency=1):
 
 
 def await_gone(test, pids):
-    """An orphan's death is not ours to wait for, so it is looked for until it is over."""
-    deadline = time.monotonic() + 20
-    left = set(pids)
-    while left:
-        left = {pid for pid in left if is_running(pid)}
-        test.assertLess(time.monotonic(), deadline, f"still running: {left}")
-
-
-def is_running(pid):
-    try:
-        return pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] not in "ZX"
-    except OSError:
-        return False
+    """Their ends are awaited through pidfds, since orphans are not ours to wait for."""
+    for pid in pids:
+        try:
+            handle = os.pidfd_open(pid)
+        except ProcessLookupError:
+            continue
+        ended = select.poll()
+        ended.register(handle, select.POLLIN)
+        left = ended.poll(20000)
+        os.close(handle)
+        test.assertTrue(left, f"{pid} still runs")
 
 
 @unittest.skipUnless(MILLRACE.with_name("millrace-worker").exists() and MILLRACE.with_name("millrace-router").exists(), "not built")
