@@ -31,6 +31,7 @@ Cluster::Cluster(ClusterOptions options, Terminal terminal) : options_(std::move
   sigemptyset(&set);
   for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGCHLD}) sigaddset(&set, signal);
   pthread_sigmask(SIG_BLOCK, &set, nullptr);
+  signal(SIGPIPE, SIG_IGN);  // a reader of our output that goes away does not end the cluster
   signals_ = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
 }
 

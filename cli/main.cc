@@ -1,7 +1,6 @@
 // The binary `millrace`: picks the subcommand.
 #include <algorithm>
 #include <array>
-#include <csignal>
 #include <iostream>
 #include <vector>
 
@@ -59,7 +58,4 @@ int Main(std::vector<std::string> words) {
 }  // namespace
 }  // namespace millrace
 
-int main(int argc, char** argv) {
-  std::signal(SIGPIPE, SIG_IGN);  // a closed pipe is a failed write, not a death
-  return millrace::Main(std::vector<std::string>(argv + 1, argv + argc));
-}
+int main(int argc, char** argv) { return millrace::Main(std::vector<std::string>(argv + 1, argv + argc)); }

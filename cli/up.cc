@@ -124,11 +124,13 @@ absl::StatusOr<ClusterOptions> Plan(const Options& options) {
   if (!router.ok()) return router.status();
   const int64_t cores = std::max<int64_t>(std::thread::hardware_concurrency(), 1);
   const int64_t threads = options.threads > 0 ? options.threads : std::max<int64_t>(cores / options.workers, 1);
+  // The folder's name is the model's name, so "." and a slash at the end must not hide it.
+  const fs::path model = fs::absolute(options.model / fs::path()).lexically_normal().parent_path();
   ClusterOptions plan;
   plan.host = absl::StrContains(options.host, ':') ? absl::StrCat("[", options.host, "]") : options.host;
   plan.log_dir = options.log_dir;
   plan.num_workers = static_cast<size_t>(options.workers);
-  plan.worker_argv = {*worker, absl::StrCat("--model=", options.model), absl::StrCat("--threads=", threads)};
+  plan.worker_argv = {*worker, absl::StrCat("--model=", model.string()), absl::StrCat("--threads=", threads)};
   if (!options.kv_memory.empty()) plan.worker_argv.push_back(absl::StrCat("--kv_memory=", options.kv_memory));
   if (options.max_slots > 0) {
     plan.worker_argv.push_back(absl::StrCat("--max_slots=", options.max_slots));
@@ -136,7 +138,7 @@ absl::StatusOr<ClusterOptions> Plan(const Options& options) {
     plan.worker_argv.push_back(absl::StrCat("--max_rows=", std::max<int64_t>(options.max_slots, 512)));
   }
   if (options.step_target_ms > 0) plan.worker_argv.push_back(absl::StrCat("--step_target_ms=", options.step_target_ms));
-  plan.router_argv = {*router, absl::StrCat("--model=", options.model),
+  plan.router_argv = {*router, absl::StrCat("--model=", model.string()),
                       absl::StrCat("--listen=", plan.host, ":", options.port)};
   if (options.insecure) plan.router_argv.push_back("--insecure");
   return plan;
