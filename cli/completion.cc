@@ -65,7 +65,7 @@ OrderedJson ErrorJson(const absl::Status& status) {
 }
 
 std::string DumpLine(const OrderedJson& json) {
-  return json.dump(-1, ' ', false, OrderedJson::error_handler_t::replace);
+  return json.dump(-1, ' ', true, OrderedJson::error_handler_t::replace);
 }
 
 }  // namespace millrace

@@ -27,7 +27,7 @@ class Completion {
 
 absl::Status ToAbsl(const grpc::Status& status);  // the two share their codes
 nlohmann::ordered_json ErrorJson(const absl::Status& status);
-// One line of output, without its end.
+// One line of output, without its end. ASCII alone, since some readers take U+2028 or U+0085 for the end of a line.
 std::string DumpLine(const nlohmann::ordered_json& json);
 
 }  // namespace millrace

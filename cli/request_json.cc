@@ -4,7 +4,6 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "cli/completion.h"
 #include "router/text/json.h"
 
 namespace millrace {
@@ -14,7 +13,7 @@ using Json = nlohmann::ordered_json;
 using google::protobuf::FieldDescriptor;
 
 absl::Status WrongType(absl::string_view field, absl::string_view want, const Json& value) {
-  std::string shown = DumpLine(value);
+  std::string shown = TextOf(value);
   if (shown.size() > 80) shown = absl::StrCat(shown.substr(0, 80), "…");
   return absl::InvalidArgumentError(absl::StrCat(field, ": ", want, ", not ", shown));
 }
@@ -148,11 +147,13 @@ absl::Status AddMessage(const Json& value, v1::Chat& chat) {
     (key == "role" ? *message.mutable_role() : *message.mutable_content()) = *std::move(text);
   }
   if (!value.contains("role")) return absl::InvalidArgumentError(absl::StrCat(name, ": no role"));
-  if (!extra.empty()) message.set_extra_json(DumpLine(extra));
+  if (!extra.empty()) message.set_extra_json(TextOf(extra));
   return absl::OkStatus();
 }
 
 }  // namespace
+
+std::string TextOf(const Json& value) { return value.dump(-1, ' ', false, Json::error_handler_t::replace); }
 
 absl::StatusOr<bool> BoolOf(absl::string_view field, const Json& value) {
   if (!value.is_boolean()) return WrongType(field, "true or false", value);
@@ -182,10 +183,10 @@ absl::StatusOr<bool> SetChatField(absl::string_view key, const Json& value, v1::
     }
   } else if (key == "tools") {
     if (!value.is_array()) return WrongType(key, "a list of objects", value);
-    chat.set_tools_json(DumpLine(value));
+    chat.set_tools_json(TextOf(value));
   } else if (key == "chat_template_kwargs") {
     if (!value.is_object()) return WrongType(key, "an object", value);
-    chat.set_template_kwargs_json(DumpLine(value));
+    chat.set_template_kwargs_json(TextOf(value));
   } else if (key == "add_generation_prompt") {
     absl::StatusOr<bool> wanted = BoolOf(key, value);
     if (!wanted.ok()) return wanted.status();

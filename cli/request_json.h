@@ -24,6 +24,8 @@ absl::StatusOr<CompletionRequest> ParseCompletion(const std::string& line);
 // `messages` or one of its companions: true when `key` is such a field, which is then put into `chat`.
 absl::StatusOr<bool> SetChatField(absl::string_view key, const nlohmann::ordered_json& value, v1::Chat& chat);
 
+// The JSON text, in UTF-8.
+std::string TextOf(const nlohmann::ordered_json& value);
 absl::StatusOr<bool> BoolOf(absl::string_view field, const nlohmann::ordered_json& value);
 absl::StatusOr<std::string> StringOf(absl::string_view field, const nlohmann::ordered_json& value);
 absl::Status AppendTokenIds(absl::string_view field, const nlohmann::ordered_json& value,

@@ -72,10 +72,10 @@ absl::StatusOr<Json> Render(const Model& model, const Json& line) {
   const absl::StatusOr<bool> prompt = FlagOf(line, "add_generation_prompt", true);
   if (!prompt.ok()) return prompt.status();
   ChatTemplate::Input input;
-  input.messages_json = DumpLine(line["messages"]);
+  input.messages_json = TextOf(line["messages"]);
   input.add_generation_prompt = *prompt;
-  if (line.contains("tools")) input.tools_json = DumpLine(line["tools"]);
-  if (line.contains("chat_template_kwargs")) input.kwargs_json = DumpLine(line["chat_template_kwargs"]);
+  if (line.contains("tools")) input.tools_json = TextOf(line["tools"]);
+  if (line.contains("chat_template_kwargs")) input.kwargs_json = TextOf(line["chat_template_kwargs"]);
   const absl::StatusOr<std::vector<Tokenizer::Piece>> pieces = (*model.chat)->Render(input);
   if (!pieces.ok()) return pieces.status();
   std::string text;

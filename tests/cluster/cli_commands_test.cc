@@ -82,6 +82,12 @@ TEST(Complete, TurnsFailuresIntoLinesAndGoesOn) {
   EXPECT_EQ(lines[3]["finish_reason"], "stop");
 }
 
+TEST(Complete, WritesAsciiLinesWhateverTheText) {
+  FakeRouter router;
+  const Outcome outcome = Drive(RunComplete, {"--router", router.address(), "--jsonl"}, "{\"prompt\": \"é\u2028\"}");
+  EXPECT_THAT(outcome.out, HasSubstr("\"\\u00e9\\u2028!\""));
+}
+
 TEST(Complete, ListsChoicesWhereSeveralAreAsked) {
   FakeRouter router;
   const json line =
