@@ -98,6 +98,21 @@ MILLRACE_LANES __m256 ScaleHalfByBits(__m256 a, __m256 shifted) {
 MILLRACE_LANES F16 ScaleByBits(F16 a, F16 shifted) {
   return {ScaleHalfByBits(a.lo, shifted.lo), ScaleHalfByBits(a.hi, shifted.hi)};
 }
+// See LoadWeights: even lanes in lo and odd ones in hi take two cheap operations where order takes four.
+MILLRACE_LANES F16 LoadWeights(const bf16* p) {
+  const __m256i pairs = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  return {_mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16)),
+          _mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32(static_cast<int>(0xffff0000u))))};
+}
+MILLRACE_LANES F16 ToWeightOrder(F16 a, const bf16*) {
+  const __m256 low = _mm256_permute2f128_ps(a.lo, a.hi, 0x20), high = _mm256_permute2f128_ps(a.lo, a.hi, 0x31);
+  const __m256 even = _mm256_shuffle_ps(low, high, 0x88), odd = _mm256_shuffle_ps(low, high, 0xdd);
+  return {even, odd};
+}
+MILLRACE_LANES F16 FromWeightOrder(F16 a, const bf16*) {
+  const __m256 low = _mm256_unpacklo_ps(a.lo, a.hi), high = _mm256_unpackhi_ps(a.lo, a.hi);
+  return {_mm256_permute2f128_ps(low, high, 0x20), _mm256_permute2f128_ps(low, high, 0x31)};
+}
 
 #else
 
@@ -140,6 +155,21 @@ MILLRACE_LANES F16 ScaleByBits(F16 a, F16 shifted) {
 }
 
 #endif
+
+// Sixteen weights in the order that is cheapest to load, which differs by type and build; accumulators of products with them
+// are brought into that order before and out of it after. Lanes never mix, so their bits do not depend on it.
+template <class W>
+MILLRACE_LANES F16 LoadWeights(const W* p) {
+  return Load(p);
+}
+template <class W>
+MILLRACE_LANES F16 ToWeightOrder(F16 a, const W*) {
+  return a;
+}
+template <class W>
+MILLRACE_LANES F16 FromWeightOrder(F16 a, const W*) {
+  return a;
+}
 
 MILLRACE_LANES float ToFloat(float x) { return x; }
 MILLRACE_LANES float ToFloat(bf16 x) { return std::bit_cast<float>(static_cast<uint32_t>(x.bits) << 16); }

@@ -25,8 +25,9 @@ void LinearPanels(Mat<Y> y, Mat<const A> x, PackedWeight w, Vec<const float> bia
   const auto zero = [](int, int64_t) __attribute__((always_inline)) { return Broadcast(0); };
   for (int64_t begin = panels.begin; begin < panels.end; begin += group) {
     const int64_t end = begin + group < panels.end ? begin + group : panels.end;
-    for (int64_t row = 0; row < x.rows; row += kTileRows) {
-      const int rows = static_cast<int>(x.rows - row < kTileRows ? x.rows - row : kTileRows);
+    int64_t tiles = (x.rows + kTileRows - 1) / kTileRows;
+    for (int64_t row = 0, rows; tiles > 0; row += rows, --tiles) {
+      rows = (x.rows - row + tiles - 1) / tiles;
       const auto store = [&](int m, int64_t p, F16 sum) __attribute__((always_inline)) {
         const int64_t n = p * kPanelRows;
         Y* to = y.data + (row + m) * y.cols + n;
@@ -37,7 +38,7 @@ void LinearPanels(Mat<Y> y, Mat<const A> x, PackedWeight w, Vec<const float> bia
           StoreSome(to, bias.size == 0 ? sum : Add(sum, LoadSome(bias.data + n, width)), width);
         }
       };
-      MultiplyRows(rows, AsFloat(x, row, rows, scratch), x.cols, weights, w.in, begin, end, zero, store);
+      MultiplyRows(static_cast<int>(rows), AsFloat(x, row, rows, scratch), x.cols, weights, w.in, begin, end, zero, store);
     }
   }
 }

@@ -14,12 +14,10 @@ inline constexpr int kTileRows = 12;
 inline constexpr int kTileRows = 6;
 #endif
 
-// Panels read side by side by M rows: eight chains or more keep the multipliers busy.
+// Panels read side by side by M rows: eight chains keep the multipliers busy, more than these would spill.
 constexpr int PanelsAtOnce(int m) {
-  constexpr int kRegisters = kTileRows == 12 ? 24 : 6;  // accumulators that fit, in units of 16 floats
-  const int fit = kRegisters / m;
-  const int most = kTileRows == 12 ? 8 : 4;
-  return fit < 1 ? 1 : fit > most ? most : fit;
+  if constexpr (kTileRows == 12) return m <= 3 ? 8 : 24 / m;
+  return m <= 4 ? 4 / m : 1;
 }
 
 // Element (c, lane) of panel p is w[p * panel_stride + c * row_stride + lane].
@@ -38,24 +36,37 @@ MILLRACE_LANES void Tile(const float* x, int64_t x_stride, Panels<W> panels, int
   MILLRACE_UNROLL
   for (int m = 0; m < M; ++m) {
     MILLRACE_UNROLL
-    for (int g = 0; g < G; ++g) acc[m][g] = init(m, p + g);
+    for (int g = 0; g < G; ++g) acc[m][g] = ToWeightOrder(init(m, p + g), panels.w);
   }
   const W* w = panels.w + p * panels.panel_stride;
   for (int64_t c = 0; c < depth; ++c, w += panels.row_stride) {
-    F16 lanes[G];
-    MILLRACE_UNROLL
-    for (int g = 0; g < G; ++g) lanes[g] = Load(w + g * panels.panel_stride);
-    MILLRACE_UNROLL
-    for (int m = 0; m < M; ++m) {
-      const F16 xm = Broadcast(x[m * x_stride + c]);
+    // The fewer operands are held in registers, the more pass through one.
+    if constexpr (M <= G) {
+      F16 xs[M];
       MILLRACE_UNROLL
-      for (int g = 0; g < G; ++g) acc[m][g] = Fma(xm, lanes[g], acc[m][g]);
+      for (int m = 0; m < M; ++m) xs[m] = Broadcast(x[m * x_stride + c]);
+      MILLRACE_UNROLL
+      for (int g = 0; g < G; ++g) {
+        const F16 lanes = LoadWeights(w + g * panels.panel_stride);
+        MILLRACE_UNROLL
+        for (int m = 0; m < M; ++m) acc[m][g] = Fma(xs[m], lanes, acc[m][g]);
+      }
+    } else {
+      F16 lanes[G];
+      MILLRACE_UNROLL
+      for (int g = 0; g < G; ++g) lanes[g] = LoadWeights(w + g * panels.panel_stride);
+      MILLRACE_UNROLL
+      for (int m = 0; m < M; ++m) {
+        const F16 xm = Broadcast(x[m * x_stride + c]);
+        MILLRACE_UNROLL
+        for (int g = 0; g < G; ++g) acc[m][g] = Fma(xm, lanes[g], acc[m][g]);
+      }
     }
   }
   MILLRACE_UNROLL
   for (int m = 0; m < M; ++m) {
     MILLRACE_UNROLL
-    for (int g = 0; g < G; ++g) store(m, p + g, acc[m][g]);
+    for (int g = 0; g < G; ++g) store(m, p + g, FromWeightOrder(acc[m][g], panels.w));
   }
 }
 
