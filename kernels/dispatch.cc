@@ -125,6 +125,7 @@ void PagedAttention(Mat<A> out, Mat<const Same<A>> qkv, KvLayer<Same<A>> kv, con
                     Stream& stream) {
   CheckHeads<A>(qkv, kv);
   const int64_t sequences = batch.context_len.size;
+  MILLRACE_CHECK(scale > 0, "the attention's scale is positive");
   MILLRACE_CHECK(out.rows == qkv.rows && out.cols == qkv.cols - int64_t{2} * kv.num_kv_heads * kv.head_dim, "shapes agree",
                  out.rows, out.cols, qkv.rows, qkv.cols);
   MILLRACE_CHECK(batch.query_start.size == sequences + 1 && batch.block_table.rows == sequences, "one entry per sequence",

@@ -20,23 +20,23 @@ struct Running {
 // Turns row i's scores of one block, `count` of them visible, into p, and rescales what came before.
 MILLRACE_LANES void Soften(Running& run, int i, int64_t count, float scale, int64_t dim) {
   float* p = run.p + i * kBlockTokens;
-  const F16 hidden = Broadcast(-__builtin_inff());
-  alignas(64) float index[kBlockTokens];
-  for (int t = 0; t < kBlockTokens; ++t) index[t] = static_cast<float>(t);
-  const F16 limit = Broadcast(static_cast<float>(count));
-  const F16 a = IfLess(Load(index), limit, Mul(Load(p), Broadcast(scale)), hidden);
-  const F16 b = IfLess(Load(index + kLanes), limit, Mul(Load(p + kLanes), Broadcast(scale)), hidden);
+  for (int64_t t = count; t < kBlockTokens; ++t) p[t] = -__builtin_inff();
+  const F16 a = Mul(Load(p), Broadcast(scale)), b = Mul(Load(p + kLanes), Broadcast(scale));
   const float block_max = Largest(Max(a, b));
   const float max = run.max[i] > block_max ? run.max[i] : block_max;
   const F16 pa = Exp(Sub(a, Broadcast(max))), pb = Exp(Sub(b, Broadcast(max)));
   Store(p, pa);
   Store(p + kLanes, pb);
+  const float block_sum = Sum(Add(pa, pb));
+  if (max == run.max[i]) {
+    run.sum[i] += block_sum;
+    return;
+  }
   float lanes[kLanes];
   Store(lanes, Exp(Broadcast(run.max[i] - max)));
   const float kept = lanes[0];
   run.max[i] = max;
-  run.sum[i] = __builtin_fmaf(run.sum[i], kept, Sum(Add(pa, pb)));
-  if (kept == 1.0f) return;
+  run.sum[i] = __builtin_fmaf(run.sum[i], kept, block_sum);
   float* out = run.out + i * dim;
   for (int64_t d = 0; d < dim; d += kLanes) Store(out + d, Mul(Load(out + d), Broadcast(kept)));
 }

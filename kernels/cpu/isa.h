@@ -22,7 +22,7 @@ struct Range {
 };
 
 // Query vectors that share the K and V they read: rows of one sequence times query heads of one kv head.
-inline constexpr int kMaxTileRows = 12;
+inline constexpr int kMaxTileRows = 8;
 
 // Some queries of one kv head: query i is head i % group of row i / group.
 template <class A>

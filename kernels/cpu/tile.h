@@ -8,17 +8,14 @@
 
 namespace millrace::cpu::MILLRACE_ISA {
 
+// Panels read side by side by m rows: eight chains keep the multipliers busy, more than these would spill.
 #if defined(__AVX512F__)
-inline constexpr int kTileRows = 12;
+inline constexpr int kTileRows = 8;
+constexpr int PanelsAtOnce(int m) { return m <= 3 ? 8 : 24 / m; }
 #else
 inline constexpr int kTileRows = 6;
+constexpr int PanelsAtOnce(int m) { return m <= 4 ? 4 / m : 1; }
 #endif
-
-// Panels read side by side by M rows: eight chains keep the multipliers busy, more than these would spill.
-constexpr int PanelsAtOnce(int m) {
-  if constexpr (kTileRows == 12) return m <= 3 ? 8 : 24 / m;
-  return m <= 4 ? 4 / m : 1;
-}
 
 // Element (c, lane) of panel p is w[p * panel_stride + c * row_stride + lane].
 template <class W>
