@@ -4,20 +4,24 @@ namespace millrace {
 namespace {
 
 thread_local JinjaBudget* current = nullptr;
-constexpr int64_t kStepsBetweenClocks = 64;
+constexpr uint32_t kCallsBetweenClocks = 64;
 
 }  // namespace
 
 JinjaBudget::JinjaBudget() : outer_(current), deadline_(std::chrono::steady_clock::now() + kMaxTime) { current = this; }
 JinjaBudget::~JinjaBudget() { current = outer_; }
 
+void JinjaBudget::CheckClock() {
+  if (++calls_ % kCallsBetweenClocks == 0 && std::chrono::steady_clock::now() > deadline_) {
+    throw JinjaBudgetExceeded{"took too long, limit 1 s"};
+  }
+}
+
 JinjaBudget::Nesting::Nesting() : budget_(current) {
   if (budget_ == nullptr) return;
   if (budget_->depth_ >= kMaxDepth) throw JinjaBudgetExceeded{"nested too deeply, limit 256"};
   if (++budget_->steps_ > kMaxSteps) throw JinjaBudgetExceeded{"too many steps, limit 20000000"};
-  if (budget_->steps_ % kStepsBetweenClocks == 0 && std::chrono::steady_clock::now() > budget_->deadline_) {
-    throw JinjaBudgetExceeded{"took too long, limit 1 s"};
-  }
+  budget_->CheckClock();
   ++budget_->depth_;
 }
 
@@ -28,7 +32,8 @@ JinjaBudget::Nesting::~Nesting() {
 void JinjaBudget::Charge(size_t bytes) {
   if (current == nullptr) return;
   current->bytes_ += bytes;
-  if (current->bytes_ > kMaxBytes) throw JinjaBudgetExceeded{"used too much memory, limit 512 MiB"};
+  if (current->bytes_ > kMaxBytes) throw JinjaBudgetExceeded{"used too much memory, limit 256 MiB"};
+  current->CheckClock();
 }
 
 }  // namespace millrace

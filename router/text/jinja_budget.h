@@ -16,7 +16,7 @@ struct JinjaBudgetExceeded {
 class JinjaBudget {
  public:
   static constexpr int64_t kMaxSteps = 20'000'000;
-  static constexpr size_t kMaxBytes = 512 << 20;
+  static constexpr size_t kMaxBytes = 256 << 20;
   static constexpr int kMaxDepth = 256;
   static constexpr std::chrono::milliseconds kMaxTime = std::chrono::milliseconds(1000);
 
@@ -39,9 +39,12 @@ class JinjaBudget {
   static void Charge(size_t bytes);
 
  private:
+  void CheckClock();
+
   JinjaBudget* const outer_;
   const std::chrono::steady_clock::time_point deadline_;
   int64_t steps_ = 0;
+  uint32_t calls_ = 0;
   size_t bytes_ = 0;
   int depth_ = 0;
 };
