@@ -1,6 +1,6 @@
-// Byte-pair encoding of one piece of text: start from single bytes, merge the adjacent pair of lowest rank (the leftmost of
-// equals) until no pair is left. n log n time and about 44 bytes per byte for long pieces. Built once by the loader, then
-// constant and safe for any number of threads.
+// Byte-pair encoding of one piece of text: start from single bytes, merge the adjacent pair of lowest rank (the
+// leftmost of equals) until no pair is left. n log n time and about 44 bytes per byte for long pieces. Built once by
+// the loader, then constant and safe for any number of threads.
 #pragma once
 
 #include <array>
@@ -24,11 +24,11 @@ class Bpe {
     int32_t merged;
   };
   struct Parts {
-    BytesMap<int32_t> id_of;                                       // a token's bytes → its id
+    BytesMap<int32_t> id_of;                                         // a token's bytes → its id
     absl::flat_hash_map<std::pair<int32_t, int32_t>, Merge> merges;  // (left id, right id)
-    bool ignore_merges = false;                                           // a piece that is a token is that token
-    int32_t unknown = kNone;                                              // stands for bytes without a token; kNone drops them
-    bool fuse_unknown = false;                                            // neighbouring unknowns become one
+    bool ignore_merges = false;                                      // a piece that is a token is that token
+    int32_t unknown = kNone;    // stands for bytes without a token; kNone drops them
+    bool fuse_unknown = false;  // neighbouring unknowns become one
   };
   explicit Bpe(Parts parts);
 

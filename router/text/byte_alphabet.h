@@ -1,5 +1,5 @@
-// Byte-level BPE writes every byte as one printable character: most of Latin-1 as itself, the other 68 bytes, in order, as
-// U+0100, U+0101, … tokenizer.json spells its vocabulary in this alphabet. Stateless; any thread.
+// Byte-level BPE writes every byte as one printable character: most of Latin-1 as itself, the other 68 bytes, in order,
+// as U+0100, U+0101, … tokenizer.json spells its vocabulary in this alphabet. Stateless; any thread.
 #pragma once
 
 #include <optional>

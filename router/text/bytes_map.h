@@ -1,4 +1,5 @@
-// A hash map keyed by byte strings that looks up views without copying. (The installed Abseil has a string_view of its own.)
+// A hash map keyed by byte strings that looks up views without copying. (The installed Abseil has a string_view of its
+// own.)
 #pragma once
 
 #include <functional>

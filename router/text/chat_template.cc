@@ -58,10 +58,12 @@ absl::Status SetVariables(const ChatTemplate::Input& input, jinja::context& cont
   if (!input.kwargs_json.empty()) {
     const absl::StatusOr<jinja::value> kwargs = JinjaFromJson(input.kwargs_json, "template arguments", false);
     if (!kwargs.ok()) return kwargs.status();
-    if (!jinja::is_val<jinja::value_object>(*kwargs)) return absl::InvalidArgumentError("template arguments: not an object");
+    if (!jinja::is_val<jinja::value_object>(*kwargs))
+      return absl::InvalidArgumentError("template arguments: not an object");
     for (const auto& [name, argument] : (*kwargs)->as_ordered_object()) context.set_val(name, argument);
   }
-  const absl::StatusOr<jinja::value> messages = JinjaFromJson(input.messages_json, "messages", /*drop_null_members=*/true);
+  const absl::StatusOr<jinja::value> messages =
+      JinjaFromJson(input.messages_json, "messages", /*drop_null_members=*/true);
   if (!messages.ok()) return messages.status();
   if (!jinja::is_val<jinja::value_array>(*messages)) return absl::InvalidArgumentError("messages: not an array");
   for (const jinja::value& message : (*messages)->as_array()) {
@@ -69,7 +71,8 @@ absl::Status SetVariables(const ChatTemplate::Input& input, jinja::context& cont
     return absl::InvalidArgumentError("messages: an element is not an object");
   }
   context.set_val("messages", *messages);
-  const absl::StatusOr<jinja::value> tools = JinjaFromJson(input.tools_json.empty() ? "null" : input.tools_json, "tools", false);
+  const absl::StatusOr<jinja::value> tools =
+      JinjaFromJson(input.tools_json.empty() ? "null" : input.tools_json, "tools", false);
   if (!tools.ok()) return tools.status();
   if (!(*tools)->is_none() && !jinja::is_val<jinja::value_array>(*tools)) {
     return absl::InvalidArgumentError("tools: not an array");
@@ -115,7 +118,8 @@ absl::StatusOr<std::unique_ptr<ChatTemplate>> ChatTemplate::Load(const std::file
   return FromSource(*std::move(source), config->bos_token, config->eos_token);
 }
 
-absl::StatusOr<std::unique_ptr<ChatTemplate>> ChatTemplate::FromSource(std::string source, std::string bos, std::string eos) {
+absl::StatusOr<std::unique_ptr<ChatTemplate>> ChatTemplate::FromSource(std::string source, std::string bos,
+                                                                       std::string eos) {
   if (source.size() > kMaxSourceBytes) {
     return Refused(absl::StrCat("source of ", source.size(), " bytes, limit ", kMaxSourceBytes));
   }

@@ -1,6 +1,7 @@
-// A model's chat template: messages to the prompt, text for text equal to Jinja as transformers sets it up. The result tells
-// the template's own text from what came with the request, so that a control token spelt by a user stays text. Bounded in
-// time (1 s), steps, bytes and depth; a template is foreign code. Immutable after loading; any number of threads may render.
+// A model's chat template: messages to the prompt, text for text equal to Jinja as transformers sets it up. The result
+// tells the template's own text from what came with the request, so that a control token spelt by a user stays text.
+// Bounded in time (1 s), steps, bytes and depth; a template is foreign code. Immutable after loading; any number of
+// threads may render.
 #pragma once
 
 #include <filesystem>
@@ -27,10 +28,10 @@ class ChatTemplate {
     std::string messages_json;  // array of objects; members that are null are left out
     std::string tools_json;     // array, or empty
     bool add_generation_prompt = true;
-    std::string kwargs_json;    // object with further variables, or empty; cannot replace the variables above
+    std::string kwargs_json;  // object with further variables, or empty; cannot replace the variables above
   };
-  // INVALID_ARGUMENT for an input that is not as described, for what the template refuses (with its own message) and for
-  // what it fails on; RESOURCE_EXHAUSTED when it passes a bound.
+  // INVALID_ARGUMENT for an input that is not as described, for what the template refuses (with its own message) and
+  // for what it fails on; RESOURCE_EXHAUSTED when it passes a bound.
   absl::StatusOr<std::vector<Tokenizer::Piece>> Render(const Input& input) const;
 
  private:

@@ -1,5 +1,5 @@
-// Token ids to text as they come, one per output stream. What Append has given out never changes: an unfinished character
-// waits for its rest. Holds at most three bytes back. Single-threaded; must not outlive its tokenizer.
+// Token ids to text as they come, one per output stream. What Append has given out never changes: an unfinished
+// character waits for its rest. Holds at most three bytes back. Single-threaded; must not outlive its tokenizer.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,6 @@
-// What one run of the template engine may use: steps, time, bytes allocated in all, and depth of recursion. The engine calls
-// in from everywhere, so the budget in force is the innermost JinjaBudget alive on the calling thread. Passing a limit throws
-// JinjaBudgetExceeded, which is no std::exception: the engine's own handlers let it through.
+// What one run of the template engine may use: steps, time, bytes allocated in all, and depth of recursion. The engine
+// calls in from everywhere, so the budget in force is the innermost JinjaBudget alive on the calling thread. Passing a
+// limit throws JinjaBudgetExceeded, which is no std::exception: the engine's own handlers let it through.
 #pragma once
 
 #include <chrono>

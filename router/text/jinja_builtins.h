@@ -31,11 +31,10 @@ jinja::value StringIndex(const jinja::value& text, int64_t index);
 
 }  // namespace millrace
 
-#define MILLRACE_JINJA_GLOBALS                      \
-  {"raise_exception", millrace::Raise},             \
-  {"strftime_now", millrace::StrftimeNow},          \
-  {"test_is_divisibleby", millrace::DivisibleBy},
-#define MILLRACE_JINJA_STRING_METHODS                                                                    \
-  {"split", millrace::Split}, {"rsplit", millrace::SplitRight}, {"replace", millrace::Replace},          \
-  {"strip", millrace::Strip}, {"lstrip", millrace::StripLeft}, {"rstrip", millrace::StripRight},         \
-  {"length", millrace::Length}, {"slice", millrace::Slice}, {"indent", millrace::Indent},
+#define MILLRACE_JINJA_GLOBALS                                                   \
+  {"raise_exception", millrace::Raise}, {"strftime_now", millrace::StrftimeNow}, \
+      {"test_is_divisibleby", millrace::DivisibleBy},
+#define MILLRACE_JINJA_STRING_METHODS                                                                \
+  {"split", millrace::Split}, {"rsplit", millrace::SplitRight}, {"replace", millrace::Replace},      \
+      {"strip", millrace::Strip}, {"lstrip", millrace::StripLeft}, {"rstrip", millrace::StripRight}, \
+      {"length", millrace::Length}, {"slice", millrace::Slice}, {"indent", millrace::Indent},

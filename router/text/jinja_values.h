@@ -8,8 +8,8 @@
 
 namespace millrace {
 
-// Destroys the members of a dying list or object one after the other instead of one inside the other: nesting made by a loop
-// would overflow the stack. The outermost destructor on the thread drains what the inner ones add.
+// Destroys the members of a dying list or object one after the other instead of one inside the other: nesting made by a
+// loop would overflow the stack. The outermost destructor on the thread drains what the inner ones add.
 template <typename Value>
 void BuryJinjaValues(std::vector<Value>& items, std::vector<std::pair<Value, Value>>& members) {
   static thread_local std::vector<Value>* grave = nullptr;

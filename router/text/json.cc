@@ -11,7 +11,7 @@ namespace millrace {
 namespace {
 
 struct Shape {
-  int depth = 0;           // the deepest nesting of brackets outside of strings
+  int depth = 0;            // the deepest nesting of brackets outside of strings
   size_t most_members = 0;  // of one object
 };
 

@@ -1,4 +1,5 @@
-// The one place where JSON text from outside becomes a tree: nothing throws, nesting and size are bounded before parsing.
+// The one place where JSON text from outside becomes a tree: nothing throws, nesting and size are bounded before
+// parsing.
 #pragma once
 
 #include <cstddef>

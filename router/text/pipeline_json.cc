@@ -108,7 +108,8 @@ absl::StatusOr<PreTokenizer> ParsePreTokenizer(const json& pre_tokenizer) {
   return PreTokenizer(std::move(stages), add_prefix_space);
 }
 
-absl::Status ParsePostProcessor(const json& post_processor, std::vector<int32_t>& prefix, std::vector<int32_t>& suffix) {
+absl::Status ParsePostProcessor(const json& post_processor, std::vector<int32_t>& prefix,
+                                std::vector<int32_t>& suffix) {
   for (const json& stage : Flatten(post_processor, "processors")) {
     const std::string type = TypeOf(stage);
     if (type == "ByteLevel") continue;  // moves offsets only
@@ -128,7 +129,8 @@ absl::Status ParsePostProcessor(const json& post_processor, std::vector<int32_t>
         std::vector<int32_t>& side = after_text ? suffix : prefix;
         for (const json& id : ids) {
           const int64_t value = id.get<int64_t>();
-          if (value < 0 || value > INT32_MAX || side.size() == kMaxAffixTokens) return Unserved("post_processor", stage);
+          if (value < 0 || value > INT32_MAX || side.size() == kMaxAffixTokens)
+            return Unserved("post_processor", stage);
           side.push_back(static_cast<int32_t>(value));
         }
       } catch (const json::exception&) {

@@ -1,5 +1,5 @@
-// Cuts text into the pieces that BPE works on: a short row of stages, each cutting the pieces of the one before. Constant
-// after loading, safe for any number of threads.
+// Cuts text into the pieces that BPE works on: a short row of stages, each cutting the pieces of the one before.
+// Constant after loading, safe for any number of threads.
 #pragma once
 
 #include <memory>

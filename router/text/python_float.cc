@@ -18,7 +18,8 @@ std::string PythonFloat(double value) {
   const bool fixed = exponent >= -4 && exponent < 16;
   char text[400];
   const auto end =
-      std::to_chars(text, text + sizeof(text), value, fixed ? std::chars_format::fixed : std::chars_format::scientific).ptr;
+      std::to_chars(text, text + sizeof(text), value, fixed ? std::chars_format::fixed : std::chars_format::scientific)
+          .ptr;
   std::string out(text, end);
   if (fixed && out.find('.') == std::string::npos) out += ".0";
   return out;

@@ -77,7 +77,8 @@ absl::StatusOr<std::unique_ptr<Regex>> Regex::Compile(std::string_view pattern) 
   code->code = pcre2_compile(reinterpret_cast<PCRE2_SPTR>(source.data()), source.size(),
                              PCRE2_UTF | PCRE2_UCP | PCRE2_NEVER_BACKSLASH_C, &error, &offset, nullptr);
   if (code->code == nullptr) {
-    return absl::InvalidArgumentError(absl::StrCat("regular expression '", std::string(pattern), "': ", ErrorText(error)));
+    return absl::InvalidArgumentError(
+        absl::StrCat("regular expression '", std::string(pattern), "': ", ErrorText(error)));
   }
   code->context = pcre2_match_context_create(nullptr);
   pcre2_set_match_limit(code->context, kMatchLimit);

@@ -1,6 +1,6 @@
 // One regular expression of a tokenizer.json, run by PCRE2 over valid UTF-8 with Unicode classes. `\s` and `\S` mean
-// Unicode's White_Space as in the tokenizers library (PCRE2's own `\s` also takes U+180E). Compiled once, by the JIT where
-// there is one, then constant and safe for any number of threads. The only place that sees pcre2.h.
+// Unicode's White_Space as in the tokenizers library (PCRE2's own `\s` also takes U+180E). Compiled once, by the JIT
+// where there is one, then constant and safe for any number of threads. The only place that sees pcre2.h.
 #pragma once
 
 #include <memory>

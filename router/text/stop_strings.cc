@@ -29,7 +29,8 @@ StopStrings::Result StopStrings::Append(std::string_view text) {
       while (watch.matched > 0 && watch.stop[watch.matched] != c) watch.matched = watch.fallback[watch.matched];
       if (watch.stop[watch.matched] == c) ++watch.matched;
       if (watch.matched < watch.stop.size()) continue;
-      if (end_.matched < 0 || watch.stop.size() > watches_[end_.matched].stop.size()) end_.matched = static_cast<int>(i);
+      if (end_.matched < 0 || watch.stop.size() > watches_[end_.matched].stop.size())
+        end_.matched = static_cast<int>(i);
     }
     if (end_.matched < 0) continue;
     end_.stopped = true;

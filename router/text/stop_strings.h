@@ -1,7 +1,7 @@
-// Watches one output stream for stop strings, over token borders. The stream ends at the first byte that completes any of
-// them; of several completed there the longest is reported. Text that may still become a stop is held back. Per byte one
-// Knuth-Morris-Pratt step for each stop, so the cost is linear and the result does not depend on how the text was cut.
-// Single-threaded.
+// Watches one output stream for stop strings, over token borders. The stream ends at the first byte that completes any
+// of them; of several completed there the longest is reported. Text that may still become a stop is held back. Per byte
+// one Knuth-Morris-Pratt step for each stop, so the cost is linear and the result does not depend on how the text was
+// cut. Single-threaded.
 #pragma once
 
 #include <cstdint>

@@ -29,7 +29,8 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> Tokenizer::FromJson(std::string_view 
   return Make(tokenizer_json, TokenizerConfig());
 }
 
-absl::StatusOr<std::unique_ptr<Tokenizer>> Tokenizer::Make(std::string_view tokenizer_json, const TokenizerConfig& config) {
+absl::StatusOr<std::unique_ptr<Tokenizer>> Tokenizer::Make(std::string_view tokenizer_json,
+                                                           const TokenizerConfig& config) {
   absl::StatusOr<TokenizerParts> parts = ParseTokenizerJson(tokenizer_json);
   if (!parts.ok()) return parts.status();
   return std::unique_ptr<Tokenizer>(new Tokenizer(*std::move(parts), config));
@@ -82,7 +83,8 @@ absl::StatusOr<std::vector<int32_t>> Tokenizer::EncodePieces(absl::Span<const Pi
   return EncodeText(text, plain);
 }
 
-absl::StatusOr<std::vector<int32_t>> Tokenizer::EncodeText(std::string_view utf8, absl::Span<const ByteRange> plain) const {
+absl::StatusOr<std::vector<int32_t>> Tokenizer::EncodeText(std::string_view utf8,
+                                                           absl::Span<const ByteRange> plain) const {
   if (utf8.size() > kMaxTextBytes) {
     return absl::InvalidArgumentError(absl::StrCat("text of ", utf8.size(), " bytes, limit ", kMaxTextBytes));
   }

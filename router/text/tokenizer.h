@@ -1,5 +1,6 @@
-// Text to token ids and back for one model: byte-level BPE as a Hugging Face tokenizer.json describes it, id for id equal to
-// that library. Immutable after loading, so any number of threads may use one. About 100 bytes per vocabulary entry.
+// Text to token ids and back for one model: byte-level BPE as a Hugging Face tokenizer.json describes it, id for id
+// equal to that library. Immutable after loading, so any number of threads may use one. About 100 bytes per vocabulary
+// entry.
 #pragma once
 
 #include <cstdint>
@@ -37,8 +38,8 @@ class Tokenizer {
   };
   absl::StatusOr<std::vector<int32_t>> Encode(std::string_view utf8, EncodeOptions options) const;
 
-  // A rendered chat prompt. The pieces are encoded as one text, in which special tokens count only where every byte of them
-  // is the template's own. No BOS is added: templates write it themselves.
+  // A rendered chat prompt. The pieces are encoded as one text, in which special tokens count only where every byte of
+  // them is the template's own. No BOS is added: templates write it themselves.
   struct Piece {
     std::string text;
     bool is_user_text = false;
@@ -50,7 +51,7 @@ class Tokenizer {
 
   std::string_view TokenBytes(int32_t id) const { return bytes_[id]; }
   bool IsSpecial(int32_t id) const { return id >= 0 && id < vocab_size() && special_[id]; }
-  int32_t vocab_size() const { return bytes_.size(); }  // largest id + 1
+  int32_t vocab_size() const { return bytes_.size(); }           // largest id + 1
   std::optional<int32_t> TokenId(std::string_view token) const;  // by its bytes or an added token's text
 
   // Of tokenizer_config.json; nothing when it names none.
@@ -59,7 +60,8 @@ class Tokenizer {
 
  private:
   Tokenizer(TokenizerParts parts, const TokenizerConfig& config);
-  static absl::StatusOr<std::unique_ptr<Tokenizer>> Make(std::string_view tokenizer_json, const TokenizerConfig& config);
+  static absl::StatusOr<std::unique_ptr<Tokenizer>> Make(std::string_view tokenizer_json,
+                                                         const TokenizerConfig& config);
   absl::StatusOr<std::vector<int32_t>> EncodeText(std::string_view utf8, absl::Span<const ByteRange> plain) const;
   void ApplyAddBos(std::optional<bool> add_bos);
 

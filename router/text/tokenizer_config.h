@@ -10,9 +10,9 @@
 namespace millrace {
 
 struct TokenizerConfig {
-  std::string bos_token, eos_token;            // empty when the model has none
+  std::string bos_token, eos_token;  // empty when the model has none
   std::optional<bool> add_bos_token;
-  std::optional<std::string> chat_template;    // the only one, or the one named "default"
+  std::optional<std::string> chat_template;  // the only one, or the one named "default"
 
   static absl::StatusOr<TokenizerConfig> Load(const std::filesystem::path& model_dir);
 };

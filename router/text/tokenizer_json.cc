@@ -18,7 +18,9 @@ constexpr size_t kMaxTokenBytes = 64 << 10;
 constexpr size_t kMaxMerges = 1 << 22;
 constexpr size_t kMaxAddedTokens = 1 << 16;
 
-absl::Status Invalid(const std::string& why) { return absl::InvalidArgumentError(absl::StrCat("tokenizer.json: ", why)); }
+absl::Status Invalid(const std::string& why) {
+  return absl::InvalidArgumentError(absl::StrCat("tokenizer.json: ", why));
+}
 
 const json& Field(const json& object, const char* key) {
   static const json null;
@@ -130,7 +132,8 @@ absl::Status ParseModel(const json& model, TokenizerParts& parts) {
 absl::Status ParseAddedTokens(const json& list, TokenizerParts& parts) {
   if (list.is_null()) return absl::OkStatus();
   if (!list.is_array()) return Invalid("added_tokens is not an array");
-  if (list.size() > kMaxAddedTokens) return Invalid(absl::StrCat(list.size(), " added tokens, limit ", kMaxAddedTokens));
+  if (list.size() > kMaxAddedTokens)
+    return Invalid(absl::StrCat(list.size(), " added tokens, limit ", kMaxAddedTokens));
   absl::flat_hash_set<std::string> contents;
   absl::flat_hash_set<int32_t> ids;
   for (const json& entry : list) {

@@ -1,5 +1,5 @@
-// Reads a Hugging Face tokenizer.json (byte-level BPE) into the parts that a Tokenizer runs on. What the file asks for and
-// this folder cannot do exactly (other models, other normalisers) is refused by name rather than approximated.
+// Reads a Hugging Face tokenizer.json (byte-level BPE) into the parts that a Tokenizer runs on. What the file asks for
+// and this folder cannot do exactly (other models, other normalisers) is refused by name rather than approximated.
 #pragma once
 
 #include <cstdint>
@@ -18,8 +18,8 @@ struct TokenizerParts {
   PreTokenizer pre_tokenizer;
   Bpe::Parts bpe;
   std::vector<AddedToken> added;
-  std::vector<std::string> bytes_of;      // by id; empty for ids without a token
-  std::vector<int32_t> prefix, suffix;    // what the post-processor puts around a text
+  std::vector<std::string> bytes_of;    // by id; empty for ids without a token
+  std::vector<int32_t> prefix, suffix;  // what the post-processor puts around a text
 };
 
 absl::StatusOr<TokenizerParts> ParseTokenizerJson(std::string_view text);

@@ -1,5 +1,5 @@
-// Unicode data: character classes and normalisation form C, through utf8proc (the only place that sees it). Stateless; any
-// thread.
+// Unicode data: character classes and normalisation form C, through utf8proc (the only place that sees it). Stateless;
+// any thread.
 #pragma once
 
 #include <cstdint>

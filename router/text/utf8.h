@@ -13,7 +13,7 @@ namespace millrace {
 struct Utf8Step {
   enum class Kind { kCharacter, kInvalid, kIncomplete };
   Kind kind;
-  size_t length;        // bytes of the character, of the maximal invalid part, or of the unfinished character at the end
+  size_t length;  // bytes of the character, of the maximal invalid part, or of the unfinished character at the end
   uint32_t code_point;  // valid for kCharacter only
 };
 Utf8Step NextUtf8(std::string_view text);  // `text` is not empty
@@ -23,8 +23,8 @@ size_t FirstInvalidUtf8(std::string_view text);
 
 void AppendUtf8(uint32_t code_point, std::string& out);
 
-// Appends the characters of `bytes` to `out`, U+FFFD for each maximal invalid part. An unfinished character at the end is
-// left out and its length returned, so that the caller may wait for the rest.
+// Appends the characters of `bytes` to `out`, U+FFFD for each maximal invalid part. An unfinished character at the end
+// is left out and its length returned, so that the caller may wait for the rest.
 size_t AppendLossyUtf8(std::string_view bytes, std::string& out);
 
 inline constexpr std::string_view kReplacementCharacter = "\xEF\xBF\xBD";

@@ -60,14 +60,50 @@ TEST(ChatTemplate, KeepsControlTokensOfUsersAsText) {
 
 // Whatever a template does to user text, the result is still known to be the user's.
 TEST(ChatTemplate, FollowsUserTextThroughEveryOperation) {
-  for (const char* expression :
-       {"c", "c + ''", "'' ~ c", "c | trim", "c.strip()", "c.split('|')[0]", "c.split('|')[-1]", "(c + '#').split('#')[0]",
-        "('#' + c).split('#')[1]", "c.rsplit('|', 1)[0]", "c[1:]", "c[:3]", "c[0]", "c[-1]", "('#' + c)[1:]", "c | upper",
-        "c | lower", "c | title", "c | capitalize", "c | replace('x', 'y')", "c | replace('<', c)", "c | tojson",
-        "{'k': c} | tojson", "[c, c] | tojson", "{c: 1} | tojson", "[c] | join(',')", "[c] | string", "{'k': c} | string",
-        "'' ~ [c]", "c | indent(2)", "c | string", "c | safe", "c | default('x')", "[c] | first", "[c, 'x'] | min",
-        "'{}'.format(c)", "messages[0].content", "messages[0]['content']", "messages | map(attribute='content') | first",
-        "messages | map(attribute='content') | join('')", "messages | tojson", "tools | tojson", "c.lstrip('<')", "c * 2"}) {
+  for (const char* expression : {"c",
+                                 "c + ''",
+                                 "'' ~ c",
+                                 "c | trim",
+                                 "c.strip()",
+                                 "c.split('|')[0]",
+                                 "c.split('|')[-1]",
+                                 "(c + '#').split('#')[0]",
+                                 "('#' + c).split('#')[1]",
+                                 "c.rsplit('|', 1)[0]",
+                                 "c[1:]",
+                                 "c[:3]",
+                                 "c[0]",
+                                 "c[-1]",
+                                 "('#' + c)[1:]",
+                                 "c | upper",
+                                 "c | lower",
+                                 "c | title",
+                                 "c | capitalize",
+                                 "c | replace('x', 'y')",
+                                 "c | replace('<', c)",
+                                 "c | tojson",
+                                 "{'k': c} | tojson",
+                                 "[c, c] | tojson",
+                                 "{c: 1} | tojson",
+                                 "[c] | join(',')",
+                                 "[c] | string",
+                                 "{'k': c} | string",
+                                 "'' ~ [c]",
+                                 "c | indent(2)",
+                                 "c | string",
+                                 "c | safe",
+                                 "c | default('x')",
+                                 "[c] | first",
+                                 "[c, 'x'] | min",
+                                 "'{}'.format(c)",
+                                 "messages[0].content",
+                                 "messages[0]['content']",
+                                 "messages | map(attribute='content') | first",
+                                 "messages | map(attribute='content') | join('')",
+                                 "messages | tojson",
+                                 "tools | tojson",
+                                 "c.lstrip('<')",
+                                 "c * 2"}) {
     ChatTemplate::Input input = User(R"("<|x|>")");
     input.tools_json = R"([{"<|x|>": "<|x|>"}])";
     const auto pieces = Render(std::string("{% set c = messages[0].content %}{{ ") + expression + " }}", input);
@@ -92,9 +128,10 @@ TEST(ChatTemplate, PrintsJsonAndFloatsAsPython) {
   ChatTemplate::Input input = User("\"\"");
   input.kwargs_json =
       R"({"v":{"a":1.0,"b":[1e-7,1e22,0.1,123456789012345680.0,12345678901234567890123],"c":{},"d":[],"é":"\u0001\"/"}})";
-  EXPECT_EQ(Text(Render("{{ v | tojson }}", input)),
-            "{\"a\": 1.0, \"b\": [1e-07, 1e+22, 0.1, 1.2345678901234568e+17, 12345678901234567890123], \"c\": {}, \"d\": [], "
-            "\"é\": \"\\u0001\\\"/\"}");
+  EXPECT_EQ(
+      Text(Render("{{ v | tojson }}", input)),
+      "{\"a\": 1.0, \"b\": [1e-07, 1e+22, 0.1, 1.2345678901234568e+17, 12345678901234567890123], \"c\": {}, \"d\": [], "
+      "\"é\": \"\\u0001\\\"/\"}");
   EXPECT_EQ(Text(Render("{{ v.c | tojson(indent=2) }}{{ {'x': [1]} | tojson(indent=2) }}", input)),
             "{}{\n  \"x\": [\n    1\n  ]\n}");
   EXPECT_EQ(Text(Render("{{ 'é😀' | tojson(ensure_ascii=true) }}", input)), "\"\\u00e9\\ud83d\\ude00\"");
@@ -102,9 +139,10 @@ TEST(ChatTemplate, PrintsJsonAndFloatsAsPython) {
 
 TEST(ChatTemplate, CountsCharactersNotBytes) {
   const ChatTemplate::Input input = User("\"äöü€\"");
-  EXPECT_EQ(Text(Render("{% set c = messages[0].content %}{{ c | length }} {{ c[1:3] }} {{ c[-1] }} {{ c[::-1] }} {{ c[0] }}",
-                        input)),
-            "4 öü € €üöä ä");
+  EXPECT_EQ(
+      Text(Render("{% set c = messages[0].content %}{{ c | length }} {{ c[1:3] }} {{ c[-1] }} {{ c[::-1] }} {{ c[0] }}",
+                  input)),
+      "4 öü € €üöä ä");
 }
 
 TEST(ChatTemplate, LeavesOutMembersThatAreNull) {
@@ -121,7 +159,8 @@ TEST(ChatTemplate, ReportsWhatTheTemplateRaises) {
 }
 
 TEST(ChatTemplate, RefusesInputThatIsNotAConversation) {
-  for (const char* messages : {"", "{", "{}", "7", "[1]", "[[]]", "null", "[{\"a\":\"\\ud800\"}]", "[{\"a\":\"\xFF\"}]"}) {
+  for (const char* messages :
+       {"", "{", "{}", "7", "[1]", "[[]]", "null", "[{\"a\":\"\\ud800\"}]", "[{\"a\":\"\xFF\"}]"}) {
     ChatTemplate::Input input;
     input.messages_json = messages;
     EXPECT_EQ(Render("x", input).status().code(), absl::StatusCode::kInvalidArgument) << messages;
@@ -146,17 +185,21 @@ TEST(ChatTemplate, CannotHaveItsVariablesReplaced) {
 TEST(ChatTemplate, EndsInTimeAndSpaceWhateverTheTemplateDoes) {
   for (const std::string source : {
            "{% for a in range(1000000000) %}{% endfor %}",
-           "{% for a in range(1000) %}{% for b in range(1000) %}{% for c in range(1000) %}{% endfor %}{% endfor %}{% endfor %}",
+           "{% for a in range(1000) %}{% for b in range(1000) %}{% for c in range(1000) %}{% endfor %}{% endfor %}{% "
+           "endfor %}",
            "{% for a in range(40000) %}{% for b in range(40000) %}x{% endfor %}{% endfor %}",
            "{% set n = namespace(s='x') %}{% for a in range(64) %}{% set n.s = n.s ~ n.s %}{% endfor %}{{ n.s }}",
            "{{ 'x' * 100000000000 }}",
-           "{% set n = namespace(s='aaaaaaaa') %}{% for i in range(9) %}{% set n.s = n.s | replace('a', n.s) %}{% endfor %}",
+           "{% set n = namespace(s='aaaaaaaa') %}{% for i in range(9) %}{% set n.s = n.s | replace('a', n.s) %}{% "
+           "endfor %}",
            "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
            "{% set n = namespace() %}{% set n.n = n %}{{ n | tojson }}",
            "{% set n = namespace() %}{% set n.n = n %}{{ n | string }}",
            "{% set a = [] %}{% set b = a.append(a) %}{{ a }}",
-           "{% set n = namespace(x=[]) %}{% for i in range(40) %}{% set n.x = [n.x, n.x] %}{% endfor %}{{ n.x | tojson }}",
-           "{% set n = namespace(x=(1,2)) %}{% for i in range(40) %}{% set n.x = (n.x, n.x) %}{% endfor %}{{ {n.x: 1} }}",
+           "{% set n = namespace(x=[]) %}{% for i in range(40) %}{% set n.x = [n.x, n.x] %}{% endfor %}{{ n.x | tojson "
+           "}}",
+           "{% set n = namespace(x=(1,2)) %}{% for i in range(40) %}{% set n.x = (n.x, n.x) %}{% endfor %}{{ {n.x: 1} "
+           "}}",
            "{{ {'a': 1} | tojson(indent=2000000000) }}{{ 'a\nb' | indent(100000000000) }}{{ 1 is divisibleby 0 }}",
        }) {
     const auto start = std::chrono::steady_clock::now();
@@ -167,8 +210,10 @@ TEST(ChatTemplate, EndsInTimeAndSpaceWhateverTheTemplateDoes) {
 }
 
 TEST(ChatTemplate, DestroysDeepValuesWithoutRecursion) {
-  (void)Render("{% set n = namespace(x=[]) %}{% for i in range(60000) %}{% set n.x = [n.x] %}{% endfor %}", User("\"\""));
-  (void)Render("{% set n = namespace(x={}) %}{% for i in range(60000) %}{% set n.x = {'k': n.x} %}{% endfor %}", User("\"\""));
+  (void)Render("{% set n = namespace(x=[]) %}{% for i in range(60000) %}{% set n.x = [n.x] %}{% endfor %}",
+               User("\"\""));
+  (void)Render("{% set n = namespace(x={}) %}{% for i in range(60000) %}{% set n.x = {'k': n.x} %}{% endfor %}",
+               User("\"\""));
 }
 
 TEST(ChatTemplate, RefusesBrokenSources) {
@@ -177,14 +222,27 @@ TEST(ChatTemplate, RefusesBrokenSources) {
     for (int i = 0; i < times; ++i) out += unit;
     return out;
   };
-  for (const std::string& source :
-       {std::string("{{"), std::string("{% if %}"), std::string("{% for 1 in messages %}{% endfor %}"), std::string("{{ 'a }}"),
-        std::string("{% for x in y %}"), std::string("{{ a["), std::string("{# "), std::string("\xFF"), std::string("{% x %}"),
-        std::string("{{ 99999999999999999999999 }}"), "{{ " + repeat("(", 5000) + repeat(")", 5000) + " }}",
-        "{{ " + repeat("[", 60000) + " }}", "{{ " + repeat("not ", 50000) + "x }}", "{{ " + repeat("- ", 3000) + "1 }}",
-        "{{ 1" + repeat(" + 1", 60000) + " }}", "{{ 1" + repeat(" if x else 1", 1300) + " }}",
-        repeat("{% if x %}", 20000), "{% if x %}" + repeat("{% elif x %}", 20000) + "{% endif %}",
-        "{{ x" + repeat("()", 3000) + " }}", "{{ x" + repeat("(x", 3000) + " }}", repeat("x", (256 << 10) + 1)}) {
+  for (const std::string& source : {std::string("{{"),
+                                    std::string("{% if %}"),
+                                    std::string("{% for 1 in messages %}{% endfor %}"),
+                                    std::string("{{ 'a }}"),
+                                    std::string("{% for x in y %}"),
+                                    std::string("{{ a["),
+                                    std::string("{# "),
+                                    std::string("\xFF"),
+                                    std::string("{% x %}"),
+                                    std::string("{{ 99999999999999999999999 }}"),
+                                    "{{ " + repeat("(", 5000) + repeat(")", 5000) + " }}",
+                                    "{{ " + repeat("[", 60000) + " }}",
+                                    "{{ " + repeat("not ", 50000) + "x }}",
+                                    "{{ " + repeat("- ", 3000) + "1 }}",
+                                    "{{ 1" + repeat(" + 1", 60000) + " }}",
+                                    "{{ 1" + repeat(" if x else 1", 1300) + " }}",
+                                    repeat("{% if x %}", 20000),
+                                    "{% if x %}" + repeat("{% elif x %}", 20000) + "{% endif %}",
+                                    "{{ x" + repeat("()", 3000) + " }}",
+                                    "{{ x" + repeat("(x", 3000) + " }}",
+                                    repeat("x", (256 << 10) + 1)}) {
     EXPECT_FALSE(Render(source, User("\"\"")).ok()) << source.substr(0, 60);
   }
 }
@@ -194,8 +252,8 @@ TEST(ChatTemplate, StaysLinearInHostileMessages) {
   for (int i = 0; i < 150'000; ++i) content += "</think>";
   content += "\"";
   const auto start = std::chrono::steady_clock::now();
-  const auto pieces = Render("{{ messages[0].content.split('</think>')[-1] }}{{ messages[0].content | replace('<', '') }}",
-                             User(content));
+  const auto pieces = Render(
+      "{{ messages[0].content.split('</think>')[-1] }}{{ messages[0].content | replace('<', '') }}", User(content));
   EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(20));
   (void)pieces;
 }

@@ -44,7 +44,8 @@ TEST_P(GoldenChat, RendersEveryConversation) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, GoldenChat,
-                         testing::Values("chatml", "llama-3.1", "llama-3.2", "mistral-nemo", "qwen2.5", "qwen3", "smollm2"),
+                         testing::Values("chatml", "llama-3.1", "llama-3.2", "mistral-nemo", "qwen2.5", "qwen3",
+                                         "smollm2"),
                          [](const auto& test) {
                            std::string name = test.param;
                            for (char& c : name) c = std::isalnum(static_cast<unsigned char>(c)) ? c : '_';

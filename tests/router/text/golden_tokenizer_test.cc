@@ -86,7 +86,8 @@ TEST_P(GoldenTokenizer, KnowsTheBytesOfTokens) {
     }
     std::string bytes;
     const std::string hex = row["bytes"];
-    for (size_t i = 0; i < hex.size(); i += 2) bytes.push_back(static_cast<char>(std::stoi(hex.substr(i, 2), nullptr, 16)));
+    for (size_t i = 0; i < hex.size(); i += 2)
+      bytes.push_back(static_cast<char>(std::stoi(hex.substr(i, 2), nullptr, 16)));
     EXPECT_EQ(tokenizer_->TokenBytes(row["id"]), bytes) << row["id"];
     EXPECT_FALSE(tokenizer_->IsSpecial(row["id"])) << row["id"];
     ++checked;

@@ -69,7 +69,8 @@ TEST(StopStrings, DoNotDependOnHowTheTextIsCut) {
     for (size_t end = 1; end <= text.size() && !expected_stop; ++end) {
       size_t longest = 0;
       for (const std::string& stop : stops) {
-        if (stop.size() <= end && text.compare(end - stop.size(), stop.size(), stop) == 0) longest = std::max(longest, stop.size());
+        if (stop.size() <= end && text.compare(end - stop.size(), stop.size(), stop) == 0)
+          longest = std::max(longest, stop.size());
       }
       expected_stop = longest > 0;
       if (expected_stop) expected = text.substr(0, end - longest);

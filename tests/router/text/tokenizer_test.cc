@@ -61,8 +61,8 @@ TEST(Tokenizer, MergesLongPiecesLikeShortOnes) {
       symbols.push_back(text.substr(i));
     }
     for (const auto& [left, right] : merges) {
-      // Merging one rank at a time, leftmost first, is what the algorithm amounts to when every rank is done in order …
-      // unless a later merge makes an earlier pair possible, which these merges do not.
+      // One rank after the other, leftmost first: the same result as long as no later merge makes a pair of an earlier
+      // rank, and these do not.
       for (size_t i = 0; i + 1 < symbols.size(); ++i) {
         if (symbols[i] != left || symbols[i + 1] != right) continue;
         symbols[i] += symbols[i + 1];
@@ -77,7 +77,8 @@ TEST(Tokenizer, MergesLongPiecesLikeShortOnes) {
 
 TEST(Tokenizer, AddsBosOnlyOnRequest) {
   const auto tokenizer = LoadFixture();
-  EXPECT_EQ(Encode(*tokenizer, "hello", {.add_special_tokens = true}), Ids({*tokenizer->bos_id(), Id(*tokenizer, "hello")}));
+  EXPECT_EQ(Encode(*tokenizer, "hello", {.add_special_tokens = true}),
+            Ids({*tokenizer->bos_id(), Id(*tokenizer, "hello")}));
   EXPECT_EQ(tokenizer->eos_id(), Id(*tokenizer, "<|im_end|>"));
 }
 
@@ -126,8 +127,11 @@ TEST(Tokenizer, EncodesAcrossThePiecesOfAPrompt) {
 
 TEST(Tokenizer, NamesTheOffsetOfInvalidUtf8) {
   const auto tokenizer = LoadFixture();
-  for (const auto& [text, offset] : std::vector<std::pair<std::string, std::string>>{
-           {"ab\xFF", "2"}, {"\xC0\x80", "0"}, {"a\xED\xA0\x80", "1"}, {"abcdefgh\xE2\x82", "8"}, {"\xF4\x90\x80\x80", "0"}}) {
+  for (const auto& [text, offset] : std::vector<std::pair<std::string, std::string>>{{"ab\xFF", "2"},
+                                                                                     {"\xC0\x80", "0"},
+                                                                                     {"a\xED\xA0\x80", "1"},
+                                                                                     {"abcdefgh\xE2\x82", "8"},
+                                                                                     {"\xF4\x90\x80\x80", "0"}}) {
     const auto ids = tokenizer->Encode(text, {});
     EXPECT_EQ(ids.status().code(), absl::StatusCode::kInvalidArgument);
     EXPECT_THAT(std::string(ids.status().message()), testing::EndsWith("offset " + offset));
@@ -151,8 +155,8 @@ TEST(Tokenizer, DecodesWhatItEncoded) {
   for (int round = 0; round < 500; ++round) {
     std::string text;
     for (size_t i = random() % 60; i > 0; --i) {
-      static const std::vector<std::string> kParts = {"hello", " world", "<|im_end|>", "\xE2\x82\xAC", "\xF0\x9F\x98\x80",
-                                                      "\n",    "\t",     "ok",         "\xC3\xA9",     "1"};
+      static const std::vector<std::string> kParts = {
+          "hello", " world", "<|im_end|>", "\xE2\x82\xAC", "\xF0\x9F\x98\x80", "\n", "\t", "ok", "\xC3\xA9", "1"};
       text += kParts[random() % kParts.size()];
     }
     const Ids ids = Encode(*tokenizer, text);
@@ -234,8 +238,8 @@ TEST(TokenizerFile, SurvivesFlippedBytes) {
 }
 
 TEST(TokenizerFile, IsRefusedWithImpossibleIds) {
-  for (const json& id : {json(-1), json(1LL << 40), json(18446744073709551615ULL), json(1.5), json("1"), json(nullptr),
-                         json::array()}) {
+  for (const json& id :
+       {json(-1), json(1LL << 40), json(18446744073709551615ULL), json(1.5), json("1"), json(nullptr), json::array()}) {
     json file = FixtureJson();
     file["model"]["vocab"]["zz"] = id;
     EXPECT_EQ(LoadStatus(file).code(), absl::StatusCode::kInvalidArgument) << id;
