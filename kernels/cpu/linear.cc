@@ -15,6 +15,27 @@ MILLRACE_LANES const float* AsFloat(Mat<const bf16> x, int64_t row, int64_t rows
   return scratch;
 }
 
+struct Zero {
+  MILLRACE_LANES F16 operator()(int, int64_t) const { return Broadcast(0); }
+};
+
+// Adds the bias and stores. Out of line: the tiles are many, and their loops are where the time goes.
+template <class Y>
+struct Outputs {
+  Mat<Y> y;  // from the tile's first row on
+  Vec<const float> bias;
+
+  __attribute__((noinline)) void operator()(int m, int64_t p, F16 sum) const {
+    const int64_t n = p * kPanelRows, width = y.cols - n;
+    Y* const to = y.data + m * y.cols + n;
+    if (width >= kPanelRows) {
+      Store(to, bias.size == 0 ? sum : Add(sum, Load(bias.data + n)));
+    } else {
+      StoreSome(to, bias.size == 0 ? sum : Add(sum, LoadSome(bias.data + n, width)), width);
+    }
+  }
+};
+
 }  // namespace
 
 template <class Y, class A>
@@ -22,23 +43,13 @@ void LinearPanels(Mat<Y> y, Mat<const A> x, PackedWeight w, Vec<const float> bia
   const Panels<bf16> weights{w.data, w.in * kPanelRows, kPanelRows};
   const int64_t fitting = kGroupBytes / (w.in * kPanelRows * static_cast<int64_t>(sizeof(bf16)));
   const int64_t group = x.rows <= kTileRows ? panels.end - panels.begin : fitting < 4 ? 4 : fitting / 4 * 4;
-  const auto zero = [](int, int64_t) __attribute__((always_inline)) { return Broadcast(0); };
   for (int64_t begin = panels.begin; begin < panels.end; begin += group) {
     const int64_t end = begin + group < panels.end ? begin + group : panels.end;
     int64_t tiles = (x.rows + kTileRows - 1) / kTileRows;
     for (int64_t row = 0, rows; tiles > 0; row += rows, --tiles) {
       rows = (x.rows - row + tiles - 1) / tiles;
-      const auto store = [&](int m, int64_t p, F16 sum) __attribute__((always_inline)) {
-        const int64_t n = p * kPanelRows;
-        Y* to = y.data + (row + m) * y.cols + n;
-        const int64_t width = y.cols - n;
-        if (width >= kPanelRows) {
-          Store(to, bias.size == 0 ? sum : Add(sum, Load(bias.data + n)));
-        } else {
-          StoreSome(to, bias.size == 0 ? sum : Add(sum, LoadSome(bias.data + n, width)), width);
-        }
-      };
-      MultiplyRows(static_cast<int>(rows), AsFloat(x, row, rows, scratch), x.cols, weights, w.in, begin, end, zero, store);
+      const Outputs<Y> outputs{{y.data + row * y.cols, rows, y.cols}, bias};
+      MultiplyRows(static_cast<int>(rows), AsFloat(x, row, rows, scratch), x.cols, weights, w.in, begin, end, Zero{}, outputs);
     }
   }
 }

@@ -12,9 +12,12 @@ namespace millrace::cpu::MILLRACE_ISA {
 #if defined(__AVX512F__)
 inline constexpr int kTileRows = 8;
 constexpr int PanelsAtOnce(int m) { return m <= 3 ? 8 : 24 / m; }
-#else
+#elif defined(__AVX2__)
 inline constexpr int kTileRows = 6;
 constexpr int PanelsAtOnce(int m) { return m <= 4 ? 4 / m : 1; }
+#else
+inline constexpr int kTileRows = 2;
+constexpr int PanelsAtOnce(int) { return 1; }
 #endif
 
 // Element (c, lane) of panel p is w[p * panel_stride + c * row_stride + lane].
