@@ -125,7 +125,7 @@ absl::StatusOr<ClusterOptions> Plan(const Options& options) {
   const int64_t cores = std::max<int64_t>(std::thread::hardware_concurrency(), 1);
   const int64_t threads = options.threads > 0 ? options.threads : std::max<int64_t>(cores / options.workers, 1);
   // The folder's name is the model's name, so "." and a slash at the end must not hide it.
-  const fs::path model = fs::absolute(options.model / fs::path()).lexically_normal().parent_path();
+  const fs::path model = fs::absolute(fs::path(options.model) / "").lexically_normal().parent_path();
   ClusterOptions plan;
   plan.host = absl::StrContains(options.host, ':') ? absl::StrCat("[", options.host, "]") : options.host;
   plan.log_dir = options.log_dir;

@@ -54,14 +54,27 @@ absl::Status CheckJsonShape(std::string_view text, const std::string& what, size
   return absl::OkStatus();
 }
 
-absl::StatusOr<nlohmann::json> ParseJson(std::string_view text, const std::string& what) {
-  const absl::Status shape = CheckJsonShape(text, what, std::numeric_limits<size_t>::max());
+namespace {
+
+template <class Json>
+absl::StatusOr<Json> Parse(std::string_view text, const std::string& what, size_t max_members) {
+  const absl::Status shape = CheckJsonShape(text, what, max_members);
   if (!shape.ok()) return shape;
   try {
-    return nlohmann::json::parse(text);
+    return Json::parse(text);
   } catch (const std::exception& error) {
     return absl::InvalidArgumentError(absl::StrCat(what, ": not JSON: ", error.what()));
   }
+}
+
+}  // namespace
+
+absl::StatusOr<nlohmann::json> ParseJson(std::string_view text, const std::string& what) {
+  return Parse<nlohmann::json>(text, what, std::numeric_limits<size_t>::max());
+}
+
+absl::StatusOr<nlohmann::ordered_json> ParseOrderedJson(std::string_view text, const std::string& what) {
+  return Parse<nlohmann::ordered_json>(text, what, kMaxTemplateMembers);
 }
 
 }  // namespace millrace
