@@ -141,6 +141,9 @@ absl::Status Validate(const v1::DetokenizeRequest& request) {
   Verdict verdict;
   verdict.Bytes("model", request.model().size(), 0, kMaxModelBytes);
   verdict.Count("token_ids", request.token_ids_size(), 0, kMaxDetokenized);
+  for (int i = 0; i < request.token_ids_size() && verdict.ok(); ++i) {
+    if (request.token_ids(i) < 0) verdict.AtLeast(absl::StrCat("token_ids[", i, "]"), request.token_ids(i), 0);
+  }
   return verdict.Take();
 }
 

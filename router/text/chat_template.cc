@@ -56,10 +56,10 @@ absl::Status CheckBlocks(const std::vector<jinja::token>& tokens) {
 
 absl::Status SetVariables(const ChatTemplate::Input& input, jinja::context& context) {
   if (!input.kwargs_json.empty()) {
-    const absl::StatusOr<jinja::value> kwargs = JinjaFromJson(input.kwargs_json, "template arguments", false);
+    const absl::StatusOr<jinja::value> kwargs = JinjaFromJson(input.kwargs_json, "template_kwargs_json", false);
     if (!kwargs.ok()) return kwargs.status();
     if (!jinja::is_val<jinja::value_object>(*kwargs))
-      return absl::InvalidArgumentError("template arguments: not an object");
+      return absl::InvalidArgumentError("template_kwargs_json: not an object");
     for (const auto& [name, argument] : (*kwargs)->as_ordered_object()) context.set_val(name, argument);
   }
   const absl::StatusOr<jinja::value> messages =
@@ -72,10 +72,10 @@ absl::Status SetVariables(const ChatTemplate::Input& input, jinja::context& cont
   }
   context.set_val("messages", *messages);
   const absl::StatusOr<jinja::value> tools =
-      JinjaFromJson(input.tools_json.empty() ? "null" : input.tools_json, "tools", false);
+      JinjaFromJson(input.tools_json.empty() ? "null" : input.tools_json, "tools_json", false);
   if (!tools.ok()) return tools.status();
   if (!(*tools)->is_none() && !jinja::is_val<jinja::value_array>(*tools)) {
-    return absl::InvalidArgumentError("tools: not an array");
+    return absl::InvalidArgumentError("tools_json: not an array");
   }
   context.set_val("tools", *tools);
   context.set_val("add_generation_prompt", jinja::mk_val<jinja::value_bool>(input.add_generation_prompt));

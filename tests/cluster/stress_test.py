@@ -53,8 +53,8 @@ class Stress(unittest.TestCase):
         rng = random.Random(SEED)
         requests = make_requests(rng)
         cancels = [rng.randrange(0, 40) if rng.random() < 0.3 else None for _ in requests]
-        # 2 x layers 3 x 1 kv head x 64 floats x 32 tokens = 48 KiB a block: 100 blocks, about 3,200 tokens for some 20,000 wanted.
-        with cluster(MODEL, "--workers", 1, "--kv_memory", f"{100 * 48}KiB") as millrace:
+        # 2 x layers 3 x 1 kv head x 64 floats x 32 tokens = 48 KiB a block: 40 blocks, 1,280 tokens for some 30,000 wanted.
+        with cluster(MODEL, "--workers", 1, "--kv_memory", f"{40 * 48}KiB") as millrace:
             together = [None] * len(requests)
 
             def run(i):

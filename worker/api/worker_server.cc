@@ -31,7 +31,8 @@ worker::v1::Ready DescribeWorker(const WorkerOptions& options, const ModelConfig
   ready.set_worker_id(options.worker_id.empty() ? ready.instance_id() : options.worker_id);
   ready.mutable_model()->set_name(options.name());
   ready.mutable_model()->set_vocab_size(static_cast<uint32_t>(engine.limits.vocab_size));
-  ready.mutable_model()->set_max_context(static_cast<uint32_t>(engine.limits.max_context));
+  // The model's, not what the pool allows: the router knows the pool and refuses what does not fit by that name.
+  ready.mutable_model()->set_max_context(static_cast<uint32_t>(std::min<int64_t>(config.max_position, INT32_MAX / 2)));
   ready.mutable_model()->mutable_eos_token_ids()->Assign(config.eos_token_ids.begin(), config.eos_token_ids.end());
   ready.mutable_model()->set_fingerprint(fingerprint);
   ready.set_num_blocks(static_cast<uint32_t>(engine.limits.num_blocks));
