@@ -24,7 +24,7 @@ def make_requests(rng):
     for i in range(NUM_STREAMS):
         prompt = (shared[:rng.randrange(32, 150)] if i % 3 == 0 else []) + [rng.randrange(3, 600) for _ in range(rng.randrange(1, 90))]
         sampling = inference_pb2.SamplingParams(
-            temperature=rng.choice([0.0, 0.8]), seed=rng.randrange(1 << 40), max_tokens=rng.randrange(20, 120), ignore_eos=True)
+            temperature=rng.choice([0.0, 0.8]), seed=rng.randrange(1 << 40), max_tokens=rng.randrange(80, 260), ignore_eos=True)
         if i % 5 == 0:
             sampling.repetition_penalty = 1.2
         requests.append(inference_pb2.GenerateRequest(token_ids=inference_pb2.TokenIds(ids=prompt), sampling=sampling))
@@ -53,7 +53,7 @@ class Stress(unittest.TestCase):
         rng = random.Random(SEED)
         requests = make_requests(rng)
         cancels = [rng.randrange(0, 40) if rng.random() < 0.3 else None for _ in requests]
-        # 2 x layers 3 x 1 kv head x 64 floats x 32 tokens = 48 KiB a block: 40 blocks, 1,280 tokens for some 30,000 wanted.
+        # 2 x layers 3 x 1 kv head x 64 floats x 32 tokens = 48 KiB a block: 40 blocks, 1,280 tokens for some 50,000 wanted.
         with cluster(MODEL, "--workers", 1, "--kv_memory", f"{40 * 48}KiB") as millrace:
             together = [None] * len(requests)
 
