@@ -195,8 +195,8 @@ TEST_P(Invariance, ASharedPrefixChangesNothing) {
 INSTANTIATE_TEST_SUITE_P(Fixtures, Invariance,
                          ::testing::Values("llama-tiny-3x48", "qwen2-tiny-5x16", "qwen3-tiny-6x32",
                                            "qwen3-tiny-untied"),
-                         [](const auto& info) {
-                           std::string name = info.param;
+                         [](const auto& test) {
+                           std::string name = test.param;
                            std::ranges::replace(name, '-', '_');
                            return name;
                          });

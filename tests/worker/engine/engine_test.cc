@@ -110,12 +110,11 @@ TEST_F(EngineTest, ReleasesAndReusesASlot) {
   model_->LetSteps(5);
   router_->Await([](const View& view) { return view.last.step() == 5; });
   Post(MakeEdit(2, {MakeAdmit(0, Prompt(20, 5), Blocks(0, 4), 25)}, {0}));
-  router_->Forget(0);
-  model_->LetSteps(1);  // the sixth step was packed before the edit came
-  router_->Await([](const View& view) { return view.last.step() == 6; });
-  router_->Forget(0);
   model_->OpenGate();
-  EXPECT_EQ(router_->AwaitFinished({0}).slots.at(0).tokens, FakeModel::Generate(Prompt(20, 5), 5));
+  const std::vector<int32_t> both = router_->AwaitFinished({0}).slots.at(0).tokens;
+  ASSERT_GE(both.size(), 5u);
+  EXPECT_EQ(std::vector<int32_t>(both.end() - 5, both.end()), FakeModel::Generate(Prompt(20, 5), 5));
+  EXPECT_LE(both.size(), 5u + 6u) << "at most the step that was packed when the release came";
 }
 
 TEST_F(EngineTest, AcknowledgesAnEditWithoutWork) {
