@@ -31,7 +31,8 @@ struct Output {
 
 class InProcessCluster {
  public:
-  explicit InProcessCluster(const std::filesystem::path& model_dir) : model_dir_(model_dir), scheduler_(Options()) {}
+  explicit InProcessCluster(const std::filesystem::path& model_dir, int lease_blocks_ahead = 2)
+      : model_dir_(model_dir), scheduler_(Options(lease_blocks_ahead)) {}
 
   void AddWorker(const WorkerShape& shape);
   // As if its stream broke: its engine's slots are released, later reports are dropped.
@@ -58,7 +59,7 @@ class InProcessCluster {
     std::shared_ptr<ReportSink> sink;  // null: lost
   };
 
-  static SchedulerOptions Options();
+  static SchedulerOptions Options(int lease_blocks_ahead);
   void PostEdits();
 
   std::filesystem::path model_dir_;
