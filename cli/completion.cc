@@ -42,9 +42,10 @@ void Completion::Add(const v1::GenerateResponse& piece) {
   if (piece.index() >= kMaxChoices) return;  // Json() then finds an unfinished choice
   if (piece.index() >= choices_.size()) choices_.resize(piece.index() + 1);
   v1::GenerateResponse& choice = choices_[piece.index()];
-  const std::string text = choice.text() + piece.text();  // merging appends lists and replaces everything else
-  choice.MergeFrom(piece);
-  choice.set_text(text);
+  std::string text = std::move(*choice.mutable_text());
+  text += piece.text();
+  choice.MergeFrom(piece);  // appends what is repeated, but replaces a string
+  choice.set_text(std::move(text));
 }
 
 OrderedJson Completion::Json(const grpc::Status& status, bool several_choices) const {
