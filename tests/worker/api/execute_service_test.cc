@@ -29,6 +29,7 @@ class Client {
   explicit Client(const std::string& address) {
     grpc::ChannelArguments arguments;
     arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);  // a connection of its own
+    arguments.SetInt(GRPC_ARG_HTTP2_BDP_PROBE, 0);            // whose window does not grow
     stub_ = worker::v1::WorkerService::NewStub(
         grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments));
     context_.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(60));
