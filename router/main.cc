@@ -1,5 +1,5 @@
-// millrace-router: flags, one RouterServer, and the wait for a signal. Prints `ready HOST:PORT` on stdout once it serves and a
-// worker is ready. Exit code 2: it could not start with these flags.
+// millrace-router: flags, one RouterServer, and the wait for a signal. Prints `ready HOST:PORT` on stdout once it
+// serves and a worker is ready. Exit code 2: it could not start with these flags.
 #include <cstdio>
 #include <iostream>
 
@@ -23,7 +23,8 @@ ABSL_FLAG(std::string, router_id, millrace::RouterOptions().router_id, "this rou
 ABSL_FLAG(uint64_t, epoch, 0, "higher than that of earlier routers; 0: unix time in microseconds");
 ABSL_FLAG(bool, insecure, false, "allow plaintext connections beyond this machine");
 ABSL_FLAG(int64_t, max_calls, millrace::RouterOptions().max_calls, "open Generate calls");
-ABSL_FLAG(int64_t, max_request_bytes, millrace::RouterOptions().max_request_bytes, "memory for requests being received");
+ABSL_FLAG(int64_t, max_request_bytes, millrace::RouterOptions().max_request_bytes,
+          "memory for requests being received");
 ABSL_FLAG(int64_t, max_queued_sequences, millrace::SchedulerOptions().max_queued_sequences, "sequences that wait");
 ABSL_FLAG(int64_t, max_queued_tokens, millrace::SchedulerOptions().max_queued_tokens, "prompt tokens that wait");
 ABSL_FLAG(int64_t, drain_ms, millrace::RouterOptions().drain_ms, "how long open calls may go on after SIGTERM");
@@ -96,7 +97,8 @@ int Run() {
 
 int main(int argc, char** argv) {
   absl::SetProgramUsageMessage(
-      "serves a language model to clients from a set of workers\n  millrace-router --model=FOLDER --workers=HOST:PORT,…");
+      "serves a language model to clients from a set of workers\n  millrace-router --model=FOLDER "
+      "--workers=HOST:PORT,…");
   absl::FlagsUsageConfig usage;
   usage.contains_help_flags = [](absl::string_view file) { return absl::EndsWith(file, "router/main.cc"); };
   absl::SetFlagsUsageConfig(usage);

@@ -16,13 +16,14 @@ constexpr size_t kMaxHostBytes = 253;  // of a DNS name
 
 bool IsHostName(absl::string_view host) {
   return std::all_of(host.begin(), host.end(), [](unsigned char c) {
-    return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '.' || c == '-' || c == '_';
+    return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '.' || c == '-' ||
+           c == '_';
   });
 }
 
 absl::Status Malformed(absl::string_view text) {
-  return absl::InvalidArgumentError(
-      absl::StrCat("address is \"", absl::CHexEscape(text.substr(0, 300)), "\"; the form is HOST:PORT, with port 0 to 65535"));
+  return absl::InvalidArgumentError(absl::StrCat("address is \"", absl::CHexEscape(text.substr(0, 300)),
+                                                 "\"; the form is HOST:PORT, with port 0 to 65535"));
 }
 
 }  // namespace
@@ -45,7 +46,8 @@ absl::StatusOr<Address> ParseAddress(absl::string_view text) {
   absl::string_view host = text.substr(0, colon);
   const absl::string_view port = text.substr(colon + 1);
   Address address;
-  if (port.empty() || port.size() > 5 || !std::all_of(port.begin(), port.end(), [](char c) { return c >= '0' && c <= '9'; }) ||
+  if (port.empty() || port.size() > 5 ||
+      !std::all_of(port.begin(), port.end(), [](char c) { return c >= '0' && c <= '9'; }) ||
       !absl::SimpleAtoi(port, &address.port) || address.port > 65535) {
     return Malformed(text);
   }

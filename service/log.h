@@ -1,5 +1,5 @@
-// Structured logging: one event, one line on stderr, `time level event key=value …`. Values with spaces, quotes or control
-// characters are quoted and escaped. Any thread; a line is one write. Prompts and outputs never belong in it.
+// Structured logging: one event, one line on stderr, `time level event key=value …`. Values with spaces, quotes or
+// control characters are quoted and escaped. Any thread; a line is one write. Prompts and outputs never belong in it.
 #pragma once
 
 #include <initializer_list>

@@ -37,8 +37,8 @@ grpc::ServerUnaryReactor* AdminService::GetStatus(grpc::CallbackServerContext* c
       });
 }
 
-grpc::ServerUnaryReactor* AdminService::DrainWorker(grpc::CallbackServerContext* context, const grpc::ByteBuffer* request,
-                                                    grpc::ByteBuffer* response) {
+grpc::ServerUnaryReactor* AdminService::DrainWorker(grpc::CallbackServerContext* context,
+                                                    const grpc::ByteBuffer* request, grpc::ByteBuffer* response) {
   return Answer<v1::DrainWorkerRequest, v1::DrainWorkerResponse>(
       context, *request, response, [this](const v1::DrainWorkerRequest& in, v1::DrainWorkerResponse*) {
         absl::Status status = Validate(in);
@@ -46,10 +46,11 @@ grpc::ServerUnaryReactor* AdminService::DrainWorker(grpc::CallbackServerContext*
       });
 }
 
-grpc::ServerUnaryReactor* AdminService::CancelRequest(grpc::CallbackServerContext* context, const grpc::ByteBuffer* request,
-                                                      grpc::ByteBuffer* response) {
+grpc::ServerUnaryReactor* AdminService::CancelRequest(grpc::CallbackServerContext* context,
+                                                      const grpc::ByteBuffer* request, grpc::ByteBuffer* response) {
   return Answer<v1::CancelRequestRequest, v1::CancelRequestResponse>(
-      context, *request, response, [this](const v1::CancelRequestRequest& in, v1::CancelRequestResponse*) -> absl::Status {
+      context, *request, response,
+      [this](const v1::CancelRequestRequest& in, v1::CancelRequestResponse*) -> absl::Status {
         if (absl::Status status = Validate(in); !status.ok()) return status;
         const std::shared_ptr<GenerateCall> call = registry_->Find(in.request_id());
         if (call == nullptr) {

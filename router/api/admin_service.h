@@ -10,8 +10,8 @@
 
 namespace millrace {
 
-using RawAdminService = v1::AdminService::WithRawCallbackMethod_GetStatus<
-    v1::AdminService::WithRawCallbackMethod_DrainWorker<
+using RawAdminService =
+    v1::AdminService::WithRawCallbackMethod_GetStatus<v1::AdminService::WithRawCallbackMethod_DrainWorker<
         v1::AdminService::WithRawCallbackMethod_CancelRequest<v1::AdminService::Service>>>;
 
 class AdminService final : public RawAdminService {

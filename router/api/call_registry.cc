@@ -11,7 +11,8 @@ absl::Status CallRegistry::Add(const std::string& request_id, std::shared_ptr<Ge
   absl::MutexLock lock(&mutex_);
   if (absl::Status status = CheckRoomLocked(); !status.ok()) return status;
   if (calls_.try_emplace(request_id, std::move(call)).second) return absl::OkStatus();
-  return absl::AlreadyExistsError(absl::StrCat("request_id is \"", request_id, "\"; a request with this id is running"));
+  return absl::AlreadyExistsError(
+      absl::StrCat("request_id is \"", request_id, "\"; a request with this id is running"));
 }
 
 absl::Status CallRegistry::CheckRoom() const {

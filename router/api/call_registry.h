@@ -1,5 +1,5 @@
-// The Generate calls that are open, by request id: their owner, from before they are submitted until gRPC is done with them.
-// Bounded by `max_calls`. Any thread.
+// The Generate calls that are open, by request id: their owner, from before they are submitted until gRPC is done with
+// them. Bounded by `max_calls`. Any thread.
 #pragma once
 
 #include <cstddef>
@@ -19,8 +19,8 @@ class CallRegistry {
  public:
   explicit CallRegistry(size_t max_calls) : max_calls_(max_calls) {}
 
-  // RESOURCE_EXHAUSTED when full, ALREADY_EXISTS for an id that is in use. The fleet is the call's other owner, as long as a
-  // sequence of it lives.
+  // RESOURCE_EXHAUSTED when full, ALREADY_EXISTS for an id that is in use. The fleet is the call's other owner, as long
+  // as a sequence of it lives.
   absl::Status Add(const std::string& request_id, std::shared_ptr<GenerateCall> call);
   absl::Status CheckRoom() const;
   std::shared_ptr<GenerateCall> Find(const std::string& request_id) const;  // null: no such call

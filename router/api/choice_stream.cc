@@ -21,8 +21,8 @@ uint64_t Elapsed(Time from, Time to) { return from == 0 || to <= from ? 0 : stat
 
 }  // namespace
 
-ChoiceStream::ChoiceStream(uint32_t index, const v1::SamplingParams& params, uint64_t seed, const std::string& request_id,
-                           const Tokenizer& tokenizer)
+ChoiceStream::ChoiceStream(uint32_t index, const v1::SamplingParams& params, uint64_t seed,
+                           const std::string& request_id, const Tokenizer& tokenizer)
     : index_(index),
       request_id_(request_id),
       stops_(params.stop().begin(), params.stop().end()),

@@ -1,5 +1,5 @@
-// One choice of a request: events of its sequence go in, messages to the client come out. What the client has not taken yet
-// is merged into one message. Lives as long as its call, whose lock guards it; must not outlive the tokenizer.
+// One choice of a request: events of its sequence go in, messages to the client come out. What the client has not taken
+// yet is merged into one message. Lives as long as its call, whose lock guards it; must not outlive the tokenizer.
 #pragma once
 
 #include <cstddef>
@@ -19,8 +19,8 @@ class ChoiceStream {
   ChoiceStream(uint32_t index, const v1::SamplingParams& params, uint64_t seed, const std::string& request_id,
                const Tokenizer& tokenizer);
 
-  // An event without an error. It may end the choice: by its own finish reason, or by a stop string that came to be complete,
-  // after which the sequence is of no more use. Further events of an ended choice are ignored.
+  // An event without an error. It may end the choice: by its own finish reason, or by a stop string that came to be
+  // complete, after which the sequence is of no more use. Further events of an ended choice are ignored.
   void Append(const SequenceEvent& event);
   bool ended() const { return ended_; }
   // The receipts of an ended choice; its last message can then be taken.
@@ -28,7 +28,7 @@ class ChoiceStream {
   bool complete() const { return complete_; }
 
   bool has_message() const { return pending_bytes_ > 0 || !prompt_logprobs_.empty() || finish_waits_; }
-  v1::GenerateResponse TakeMessage();  // REQUIRES: has_message()
+  v1::GenerateResponse TakeMessage();                      // REQUIRES: has_message()
   size_t pending_bytes() const { return pending_bytes_; }  // of output, about
   void DropPending();
 

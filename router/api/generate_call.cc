@@ -7,8 +7,8 @@
 
 namespace millrace {
 
-GenerateCall::GenerateCall(Fleet* fleet, CallRegistry* registry, std::string request_id, const v1::SamplingParams& params,
-                           uint64_t seed, const Tokenizer& tokenizer)
+GenerateCall::GenerateCall(Fleet* fleet, CallRegistry* registry, std::string request_id,
+                           const v1::SamplingParams& params, uint64_t seed, const Tokenizer& tokenizer)
     : fleet_(fleet), registry_(registry), request_id_(std::move(request_id)) {
   absl::MutexLock lock(&mutex_);
   const uint32_t choices = params.has_n() ? static_cast<uint32_t>(params.n()) : 1;
@@ -75,8 +75,8 @@ std::vector<size_t> GenerateCall::DrainInbox() {
   }
   for (const ChoiceStream& choice : choices_) pending_bytes += choice.pending_bytes();
   if (pending_bytes <= kMaxPendingBytes) return useless;
-  return Fail({grpc::StatusCode::RESOURCE_EXHAUSTED,
-               absl::StrCat("the client reads too slowly: ", pending_bytes, " bytes wait; the limit is ", kMaxPendingBytes)},
+  return Fail({grpc::StatusCode::RESOURCE_EXHAUSTED, absl::StrCat("the client reads too slowly: ", pending_bytes,
+                                                                  " bytes wait; the limit is ", kMaxPendingBytes)},
               true);
 }
 
@@ -90,7 +90,8 @@ std::vector<size_t> GenerateCall::Fail(const grpc::Status& status, bool drop_pen
   return useless;
 }
 
-// A sequence that can no longer be cancelled has ended by itself, and its last update is in the inbox or has been there.
+// A sequence that can no longer be cancelled has ended by itself, and its last update is in the inbox or has been
+// there.
 void GenerateCall::CancelSequences(const std::vector<size_t>& choices) {
   for (const size_t index : choices) {
     SequenceId sequence;

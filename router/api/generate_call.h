@@ -1,7 +1,7 @@
-// One Generate call: gathers what its sequences produce and streams it, one write in flight; what comes meanwhile is merged
-// into the next message. A client that does not keep up with a bounded amount loses its call. Owned by the CallRegistry, and
-// by the fleet while a sequence lives. Any thread. Locks: fleet before inbox_mutex_; mutex_ before inbox_mutex_; the fleet is
-// never called with either held.
+// One Generate call: gathers what its sequences produce and streams it, one write in flight; what comes meanwhile is
+// merged into the next message. A client that does not keep up with a bounded amount loses its call. Owned by the
+// CallRegistry, and by the fleet while a sequence lives. Any thread. Locks: fleet before inbox_mutex_; mutex_ before
+// inbox_mutex_; the fleet is never called with either held.
 #pragma once
 
 #include <cstddef>
@@ -23,8 +23,8 @@ class GenerateCall final : public grpc::ServerWriteReactor<grpc::ByteBuffer>, pu
  public:
   static constexpr size_t kMaxPendingBytes = 256 << 10;
 
-  GenerateCall(Fleet* fleet, CallRegistry* registry, std::string request_id, const v1::SamplingParams& params, uint64_t seed,
-               const Tokenizer& tokenizer);
+  GenerateCall(Fleet* fleet, CallRegistry* registry, std::string request_id, const v1::SamplingParams& params,
+               uint64_t seed, const Tokenizer& tokenizer);
 
   // The sequences of its choices, once they are submitted; output waits for this.
   void Begin(std::vector<SequenceId> sequences);
@@ -52,8 +52,8 @@ class GenerateCall final : public grpc::ServerWriteReactor<grpc::ByteBuffer>, pu
   absl::Mutex mutex_;
   std::vector<ChoiceStream> choices_ ABSL_GUARDED_BY(mutex_);
   std::vector<SequenceId> sequences_ ABSL_GUARDED_BY(mutex_);  // empty until Begin
-  size_t next_choice_ ABSL_GUARDED_BY(mutex_) = 0;  // whose turn it is to be written
-  grpc::ByteBuffer out_ ABSL_GUARDED_BY(mutex_);    // of the write in flight
+  size_t next_choice_ ABSL_GUARDED_BY(mutex_) = 0;             // whose turn it is to be written
+  grpc::ByteBuffer out_ ABSL_GUARDED_BY(mutex_);               // of the write in flight
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;
   bool finished_ ABSL_GUARDED_BY(mutex_) = false;
   std::optional<grpc::Status> failure_ ABSL_GUARDED_BY(mutex_);  // how the call will end, if not well

@@ -45,7 +45,8 @@ absl::StatusOr<GenerateCall*> InferenceService::BeginGenerate(const grpc::ByteBu
   if (!specs.ok()) return specs.status();
 
   const std::string request_id = request.request_id().empty() ? DrawRequestId() : request.request_id();
-  auto call = std::make_shared<GenerateCall>(fleet_, registry_, request_id, request.sampling(), seed, model_->tokenizer());
+  auto call =
+      std::make_shared<GenerateCall>(fleet_, registry_, request_id, request.sampling(), seed, model_->tokenizer());
   status = registry_->Add(request_id, call);
   if (!status.ok()) return status;
   absl::StatusOr<std::vector<SequenceId>> sequences = fleet_->Submit(*std::move(specs), call);
@@ -64,8 +65,8 @@ grpc::ServerWriteReactor<grpc::ByteBuffer>* InferenceService::Generate(grpc::Cal
   return *call;
 }
 
-grpc::ServerUnaryReactor* InferenceService::Tokenize(grpc::CallbackServerContext* context, const grpc::ByteBuffer* request,
-                                                     grpc::ByteBuffer* response) {
+grpc::ServerUnaryReactor* InferenceService::Tokenize(grpc::CallbackServerContext* context,
+                                                     const grpc::ByteBuffer* request, grpc::ByteBuffer* response) {
   return Answer<v1::TokenizeRequest, v1::TokenizeResponse>(
       context, *request, response, [this](const v1::TokenizeRequest& in, v1::TokenizeResponse* out) -> absl::Status {
         absl::Status status = Validate(in);
@@ -78,10 +79,11 @@ grpc::ServerUnaryReactor* InferenceService::Tokenize(grpc::CallbackServerContext
       });
 }
 
-grpc::ServerUnaryReactor* InferenceService::Detokenize(grpc::CallbackServerContext* context, const grpc::ByteBuffer* request,
-                                                       grpc::ByteBuffer* response) {
+grpc::ServerUnaryReactor* InferenceService::Detokenize(grpc::CallbackServerContext* context,
+                                                       const grpc::ByteBuffer* request, grpc::ByteBuffer* response) {
   return Answer<v1::DetokenizeRequest, v1::DetokenizeResponse>(
-      context, *request, response, [this](const v1::DetokenizeRequest& in, v1::DetokenizeResponse* out) -> absl::Status {
+      context, *request, response,
+      [this](const v1::DetokenizeRequest& in, v1::DetokenizeResponse* out) -> absl::Status {
         absl::Status status = Validate(in);
         if (status.ok()) status = model_->CheckName(in.model());
         if (status.ok()) out->set_text(model_->tokenizer().Decode(in.token_ids(), in.skip_special_tokens()));
@@ -89,10 +91,11 @@ grpc::ServerUnaryReactor* InferenceService::Detokenize(grpc::CallbackServerConte
       });
 }
 
-grpc::ServerUnaryReactor* InferenceService::RenderChat(grpc::CallbackServerContext* context, const grpc::ByteBuffer* request,
-                                                       grpc::ByteBuffer* response) {
+grpc::ServerUnaryReactor* InferenceService::RenderChat(grpc::CallbackServerContext* context,
+                                                       const grpc::ByteBuffer* request, grpc::ByteBuffer* response) {
   return Answer<v1::RenderChatRequest, v1::RenderChatResponse>(
-      context, *request, response, [this](const v1::RenderChatRequest& in, v1::RenderChatResponse* out) -> absl::Status {
+      context, *request, response,
+      [this](const v1::RenderChatRequest& in, v1::RenderChatResponse* out) -> absl::Status {
         absl::Status status = Validate(in);
         if (status.ok()) status = model_->CheckName(in.model());
         if (!status.ok()) return status;
@@ -105,8 +108,8 @@ grpc::ServerUnaryReactor* InferenceService::RenderChat(grpc::CallbackServerConte
       });
 }
 
-grpc::ServerUnaryReactor* InferenceService::ListModels(grpc::CallbackServerContext* context, const grpc::ByteBuffer* request,
-                                                       grpc::ByteBuffer* response) {
+grpc::ServerUnaryReactor* InferenceService::ListModels(grpc::CallbackServerContext* context,
+                                                       const grpc::ByteBuffer* request, grpc::ByteBuffer* response) {
   return Answer<v1::ListModelsRequest, v1::ListModelsResponse>(
       context, *request, response, [this](const v1::ListModelsRequest&, v1::ListModelsResponse* out) {
         v1::ModelInfo* const info = out->add_models();

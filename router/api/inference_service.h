@@ -1,5 +1,5 @@
-// The clients' service. Requests arrive as bytes (wire.h). Each handler runs to its end on the gRPC thread that called it; only
-// Generate leaves something behind, a GenerateCall. Any thread; lives as long as the server.
+// The clients' service. Requests arrive as bytes (wire.h). Each handler runs to its end on the gRPC thread that called
+// it; only Generate leaves something behind, a GenerateCall. Any thread; lives as long as the server.
 #pragma once
 
 #include "millrace/v1/inference.grpc.pb.h"
@@ -9,9 +9,9 @@
 
 namespace millrace {
 
-using RawInferenceService = v1::InferenceService::WithRawCallbackMethod_Generate<
-    v1::InferenceService::WithRawCallbackMethod_Tokenize<v1::InferenceService::WithRawCallbackMethod_Detokenize<
-        v1::InferenceService::WithRawCallbackMethod_RenderChat<
+using RawInferenceService =
+    v1::InferenceService::WithRawCallbackMethod_Generate<v1::InferenceService::WithRawCallbackMethod_Tokenize<
+        v1::InferenceService::WithRawCallbackMethod_Detokenize<v1::InferenceService::WithRawCallbackMethod_RenderChat<
             v1::InferenceService::WithRawCallbackMethod_ListModels<v1::InferenceService::Service>>>>>;
 
 class InferenceService final : public RawInferenceService {

@@ -19,7 +19,8 @@ absl::Status CheckAddress(absl::string_view flag, const std::string& text, bool 
   if (!address.ok()) return absl::InvalidArgumentError(absl::StrCat("--", flag, ": ", address.status().message()));
   if (address->port < least_port) return InRange(absl::StrCat(flag, ": port"), address->port, least_port, 65535);
   if (insecure || address->IsLoopback()) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("--", flag, " is ", text, ", beyond this machine in plaintext; "
+  return absl::InvalidArgumentError(absl::StrCat("--", flag, " is ", text,
+                                                 ", beyond this machine in plaintext; "
                                                  "only loopback is allowed without --insecure"));
 }
 
@@ -34,7 +35,8 @@ absl::Status RouterOptions::Validate() const {
   absl::flat_hash_set<std::string> seen;
   for (const std::string& worker : workers) {
     status.Update(CheckAddress("workers", worker, insecure, 1));
-    if (!seen.insert(worker).second) status.Update(absl::InvalidArgumentError(absl::StrCat("--workers names ", worker, " twice")));
+    if (!seen.insert(worker).second)
+      status.Update(absl::InvalidArgumentError(absl::StrCat("--workers names ", worker, " twice")));
   }
   status.Update(InRange("max_calls", max_calls, 1, 1'000'000));
   status.Update(InRange("max_request_bytes", max_request_bytes, 64 << 20, int64_t{1} << 50));

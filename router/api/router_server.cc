@@ -35,11 +35,13 @@ FleetOptions ToFleetOptions(const RouterOptions& options, const ServedModel& mod
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<RouterServer>> RouterServer::Start(const RouterOptions& options, std::function<void()> on_ready) {
+absl::StatusOr<std::unique_ptr<RouterServer>> RouterServer::Start(const RouterOptions& options,
+                                                                  std::function<void()> on_ready) {
   if (absl::Status status = options.Validate(); !status.ok()) return status;
   absl::StatusOr<std::unique_ptr<ServedModel>> model = ServedModel::Load(options.model, options.model_name);
   if (!model.ok()) {
-    return absl::Status(model.status().code(), absl::StrCat("--model is ", options.model, ": ", model.status().message()));
+    return absl::Status(model.status().code(),
+                        absl::StrCat("--model is ", options.model, ": ", model.status().message()));
   }
   RouterOptions known = options;
   if (known.epoch == 0) known.epoch = UnixMicros();
@@ -49,7 +51,8 @@ absl::StatusOr<std::unique_ptr<RouterServer>> RouterServer::Start(const RouterOp
   return server;
 }
 
-RouterServer::RouterServer(const RouterOptions& options, std::unique_ptr<ServedModel> model, std::function<void()> on_ready)
+RouterServer::RouterServer(const RouterOptions& options, std::unique_ptr<ServedModel> model,
+                           std::function<void()> on_ready)
     : model_(std::move(model)),
       registry_(static_cast<size_t>(options.max_calls)),
       fleet_(ToFleetOptions(options, *model_,
@@ -83,7 +86,8 @@ absl::Status RouterServer::Listen(const RouterOptions& options) {
     return absl::UnavailableError(absl::StrCat("--listen is ", options.listen, ", which cannot be bound"));
   }
   server_->GetHealthCheckService()->SetServingStatus(false);
-  Log(LogLevel::kInfo, "serving", {{"port", port_}, {"model", model_->name()}, {"router", options.router_id}, {"epoch", options.epoch}});
+  Log(LogLevel::kInfo, "serving",
+      {{"port", port_}, {"model", model_->name()}, {"router", options.router_id}, {"epoch", options.epoch}});
   return absl::OkStatus();
 }
 

@@ -1,5 +1,5 @@
-// The whole router in one object: model text, fleet, services, and the gRPC server in front. Started once; stopped by Shutdown
-// or the destructor. main and the tests make one each.
+// The whole router in one object: model text, fleet, services, and the gRPC server in front. Started once; stopped by
+// Shutdown or the destructor. main and the tests make one each.
 #pragma once
 
 #include <chrono>
@@ -15,9 +15,10 @@ namespace millrace {
 
 class RouterServer {
  public:
-  // Serves when this returns. `on_ready` is called once, from another thread, when the first worker is ready; until then the
-  // health service says NOT_SERVING.
-  static absl::StatusOr<std::unique_ptr<RouterServer>> Start(const RouterOptions& options, std::function<void()> on_ready);
+  // Serves when this returns. `on_ready` is called once, from another thread, when the first worker is ready; until
+  // then the health service says NOT_SERVING.
+  static absl::StatusOr<std::unique_ptr<RouterServer>> Start(const RouterOptions& options,
+                                                             std::function<void()> on_ready);
   ~RouterServer();
 
   int port() const { return port_; }

@@ -49,8 +49,8 @@ absl::StatusOr<std::vector<SequenceSpec>> MakeSpecs(const v1::GenerateRequest& r
   spec.max_tokens = params.has_max_tokens() ? params.max_tokens() : static_cast<int32_t>(std::max<int64_t>(room, 1));
   spec.min_tokens = params.min_tokens();
   if (!params.has_max_tokens() && room >= 1 && spec.min_tokens > room) {
-    return absl::OutOfRangeError(absl::StrCat("sampling.min_tokens is ", spec.min_tokens, "; after a prompt of ", prompt.size(),
-                                              " tokens there is room for ", room));
+    return absl::OutOfRangeError(absl::StrCat("sampling.min_tokens is ", spec.min_tokens, "; after a prompt of ",
+                                              prompt.size(), " tokens there is room for ", room));
   }
   spec.min_tokens = std::min(spec.min_tokens, spec.max_tokens);
   spec.prompt = std::move(prompt);
@@ -62,7 +62,8 @@ absl::StatusOr<std::vector<SequenceSpec>> MakeSpecs(const v1::GenerateRequest& r
   const int choices = params.has_n() ? params.n() : 1;
   std::vector<SequenceSpec> specs(static_cast<size_t>(choices), spec);
   for (size_t choice = 0; choice < specs.size(); ++choice) specs[choice].sampling.set_seed(context.seed + choice);
-  if (params.has_prompt_logprobs()) specs[0].sampling.set_prompt_logprobs(static_cast<uint32_t>(params.prompt_logprobs()));
+  if (params.has_prompt_logprobs())
+    specs[0].sampling.set_prompt_logprobs(static_cast<uint32_t>(params.prompt_logprobs()));
   return specs;
 }
 

@@ -35,8 +35,8 @@ absl::StatusOr<std::unique_ptr<ServedModel>> ServedModel::Load(const std::filesy
   absl::StatusOr<std::unique_ptr<ChatTemplate>> chat_template = ChatTemplate::Load(dir);
   if (!chat_template.ok() && !absl::IsNotFound(chat_template.status())) return chat_template.status();
   if (name.empty()) name = std::filesystem::weakly_canonical(dir).filename().string();
-  return std::unique_ptr<ServedModel>(
-      new ServedModel(std::move(name), *std::move(tokenizer), chat_template.ok() ? *std::move(chat_template) : nullptr));
+  return std::unique_ptr<ServedModel>(new ServedModel(std::move(name), *std::move(tokenizer),
+                                                      chat_template.ok() ? *std::move(chat_template) : nullptr));
 }
 
 absl::Status ServedModel::CheckName(const std::string& name) const {
@@ -46,7 +46,8 @@ absl::Status ServedModel::CheckName(const std::string& name) const {
 
 absl::StatusOr<std::vector<Tokenizer::Piece>> ServedModel::Render(const v1::Chat& chat) const {
   if (chat_template_ == nullptr) {
-    return absl::InvalidArgumentError(absl::StrCat("model \"", name_, "\" has no chat template; send text or token_ids"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("model \"", name_, "\" has no chat template; send text or token_ids"));
   }
   absl::StatusOr<std::string> messages = MessagesJson(chat);
   if (!messages.ok()) return messages.status();

@@ -1,5 +1,5 @@
-// Every limit on what a client may send; inference.proto documents them. A refusal is INVALID_ARGUMENT and names the field,
-// its value and the limit. Stateless; any thread.
+// Every limit on what a client may send; inference.proto documents them. A refusal is INVALID_ARGUMENT and names the
+// field, its value and the limit. Stateless; any thread.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +11,8 @@
 
 namespace millrace {
 
-inline constexpr size_t kMaxRequestBytes = 16 << 20;  // of any message; larger than every field, so that ours is the error seen
+inline constexpr size_t kMaxRequestBytes =
+    16 << 20;  // of any message; larger than every field, so that ours is the error seen
 inline constexpr size_t kMaxTextBytes = 4 << 20;
 
 // What holds for any model.

@@ -19,8 +19,8 @@ using google::protobuf::UnknownFieldSet;
 
 constexpr size_t kMaxStatusBytes = 1024;  // a status travels in a header
 
-// The first string field of `fields`, read as a `type`, that is not UTF-8; empty if all are. As deep as the schema: ours
-// have no recursive message.
+// The first string field of `fields`, read as a `type`, that is not UTF-8; empty if all are. As deep as the schema:
+// ours have no recursive message.
 std::string FindInvalidUtf8(const Descriptor& type, const UnknownFieldSet& fields, const std::string& prefix) {
   for (int i = 0; i < fields.field_count(); ++i) {
     const UnknownField& field = fields.field(i);

@@ -1,5 +1,5 @@
-// Requests and responses as bytes. The services take raw bytes, because gRPC's own parsing answers a broken message with an
-// empty UNIMPLEMENTED; here the client learns what was wrong. Stateless; any thread.
+// Requests and responses as bytes. The services take raw bytes, because gRPC's own parsing answers a broken message
+// with an empty UNIMPLEMENTED; here the client learns what was wrong. Stateless; any thread.
 #pragma once
 
 #include <string>

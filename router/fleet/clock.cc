@@ -24,7 +24,8 @@ Time FromSystemTime(std::chrono::system_clock::time_point when) {
 }
 
 uint64_t UnixMicros() {
-  return static_cast<uint64_t>(duration_cast<microseconds>(std::chrono::system_clock::now().time_since_epoch()).count());
+  return static_cast<uint64_t>(
+      duration_cast<microseconds>(std::chrono::system_clock::now().time_since_epoch()).count());
 }
 
 uint64_t RandomBits() {

@@ -41,7 +41,8 @@ bool Fleet::NoSessions() const {
   return std::all_of(members_.begin(), members_.end(), [](const Member& member) { return member.session == nullptr; });
 }
 
-absl::StatusOr<std::vector<SequenceId>> Fleet::Submit(std::vector<SequenceSpec> specs, std::shared_ptr<SequenceSink> sink) {
+absl::StatusOr<std::vector<SequenceId>> Fleet::Submit(std::vector<SequenceSpec> specs,
+                                                      std::shared_ptr<SequenceSink> sink) {
   Output output;
   std::vector<SequenceId> ids;
   {
@@ -123,7 +124,8 @@ absl::Status Fleet::DrainWorker(const std::string& worker_id) {
     member.state = v1::WorkerStatus::STATE_DRAINING;
     scheduler_.DrainWorker(*member.worker);
   }
-  if (!found) return absl::NotFoundError(absl::StrCat("worker_id is \"", worker_id.substr(0, 128), "\"; no such worker"));
+  if (!found)
+    return absl::NotFoundError(absl::StrCat("worker_id is \"", worker_id.substr(0, 128), "\"; no such worker"));
   Log(LogLevel::kInfo, "worker_draining", {{"worker", worker_id}});
   return absl::OkStatus();
 }

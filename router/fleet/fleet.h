@@ -1,6 +1,7 @@
-// All workers of this router, and the lock around the Scheduler that decides for them. Inputs come from client calls, worker
-// streams and one timer thread; after each, still under the lock, what the scheduler wants done is taken over, and then, without
-// it, edits are written and sinks woken. Any thread may call. Lives from start-up to the end of the process.
+// All workers of this router, and the lock around the Scheduler that decides for them. Inputs come from client calls,
+// worker streams and one timer thread; after each, still under the lock, what the scheduler wants done is taken over,
+// and then, without it, edits are written and sinks woken. Any thread may call. Lives from start-up to the end of the
+// process.
 #pragma once
 
 #include <functional>
@@ -40,7 +41,8 @@ class Fleet final : private WorkerSession::Listener {
   void Start();
   void Stop();  // ends all streams and waits for that; sinks get nothing more
 
-  // Sequences of one request; `sink` gets their updates, from before this returns until each has ended or been cancelled.
+  // Sequences of one request; `sink` gets their updates, from before this returns until each has ended or been
+  // cancelled.
   absl::StatusOr<std::vector<SequenceId>> Submit(std::vector<SequenceSpec> specs, std::shared_ptr<SequenceSink> sink);
   // Ends a sequence: no update follows. Nothing if it had ended already; then its last update has been pushed.
   std::optional<SequenceOutcome> Cancel(SequenceId sequence);
@@ -49,7 +51,8 @@ class Fleet final : private WorkerSession::Listener {
   SchedulerCounts counts() const;
   std::vector<v1::WorkerStatus> workers() const;
   std::optional<worker::v1::Model> model() const;  // nothing until a worker has come
-  int64_t max_sequence_tokens() const;  // what the context and the largest pool allow; of the last workers when there are none
+  int64_t max_sequence_tokens()
+      const;  // what the context and the largest pool allow; of the last workers when there are none
   uint32_t num_ready_workers() const;
 
  private:
@@ -58,11 +61,11 @@ class Fleet final : private WorkerSession::Listener {
     std::string address;
     std::unique_ptr<WorkerSession> session;  // null between connections
     std::unique_ptr<WorkerSession> ended;    // the one before, until a thread of ours may delete it
-    std::optional<WorkerId> worker;    // while ready
-    worker::v1::Ready ready;           // the latest
+    std::optional<WorkerId> worker;          // while ready
+    worker::v1::Ready ready;                 // the latest
     v1::WorkerStatus::State state = v1::WorkerStatus::STATE_CONNECTING;
     std::string last_error;
-    bool draining = false;  // of this instance
+    bool draining = false;     // of this instance
     bool ended_by_us = false;  // last_error says why
     Time backoff = 0;
     Time ready_at = 0;

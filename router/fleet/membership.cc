@@ -16,7 +16,9 @@ constexpr Time kMaxBackoff = 2'000'000;
 constexpr Time kReadyTimeout = 10'000'000;
 
 // Half of it up to all of it, so that routers and workers do not meet in step.
-Time Jittered(Time backoff) { return backoff / 2 + static_cast<Time>(RandomBits() % static_cast<uint64_t>(backoff / 2 + 1)); }
+Time Jittered(Time backoff) {
+  return backoff / 2 + static_cast<Time>(RandomBits() % static_cast<uint64_t>(backoff / 2 + 1));
+}
 
 }  // namespace
 
@@ -70,8 +72,12 @@ bool Fleet::OnReady(Member& member, const worker::v1::Ready& ready, Time now) {
   max_sequence_tokens_ = std::min<int64_t>(ready.model().max_context(), scheduler_.max_sequence_tokens());
   SetWake(member, kNever);
   Log(LogLevel::kInfo, "worker_ready",
-      {{"address", member.address}, {"worker", ready.worker_id()}, {"instance", ready.instance_id()},
-       {"model", ready.model().name()}, {"slots", ready.num_slots()}, {"blocks", ready.num_blocks()}});
+      {{"address", member.address},
+       {"worker", ready.worker_id()},
+       {"instance", ready.instance_id()},
+       {"model", ready.model().name()},
+       {"slots", ready.num_slots()},
+       {"blocks", ready.num_blocks()}});
   const bool first = !any_ready_;
   any_ready_ = true;
   return first;
@@ -149,11 +155,13 @@ std::vector<WorkerSession*> Fleet::WakeMembers(Time now, std::vector<std::unique
       hello.set_router_id(options_.router_id);
       hello.set_epoch(options_.epoch);
       ended->push_back(std::move(member.ended));
-      member.session.reset(new WorkerSession(this, index, member.address, std::move(hello)));  // its listener is a private base
+      member.session.reset(
+          new WorkerSession(this, index, member.address, std::move(hello)));  // its listener is a private base
       member.wake_at = now + kReadyTimeout;
       fresh.push_back(member.session.get());
     } else if (member.wake_at <= now) {
-      Refuse(member, absl::DeadlineExceededError(absl::StrCat("no ready within ", kReadyTimeout / 1'000'000, " s")), now);
+      Refuse(member, absl::DeadlineExceededError(absl::StrCat("no ready within ", kReadyTimeout / 1'000'000, " s")),
+             now);
       member.wake_at = kNever;
     }
     members_due_ = std::min(members_due_, member.wake_at);

@@ -11,7 +11,8 @@ constexpr int kMaxEosTokens = 32;
 
 absl::Status CheckText(absl::string_view field, const std::string& value, size_t low, size_t high) {
   if (value.size() >= low && value.size() <= high) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("ready.", field, " has ", value.size(), " bytes; the limit is ", low, " to ", high));
+  return absl::InvalidArgumentError(
+      absl::StrCat("ready.", field, " has ", value.size(), " bytes; the limit is ", low, " to ", high));
 }
 
 absl::Status CheckEos(const worker::v1::Model& model) {
@@ -33,7 +34,8 @@ absl::Status CheckEos(const worker::v1::Model& model) {
 absl::Status ValidateReady(const worker::v1::Ready& ready, uint32_t tokenizer_vocab) {
   const worker::v1::Model& model = ready.model();
   for (const absl::Status& status :
-       {CheckText("worker_id", ready.worker_id(), 1, kMaxIdBytes), CheckText("instance_id", ready.instance_id(), 1, kMaxIdBytes),
+       {CheckText("worker_id", ready.worker_id(), 1, kMaxIdBytes),
+        CheckText("instance_id", ready.instance_id(), 1, kMaxIdBytes),
         CheckText("model.name", model.name(), 0, kMaxNameBytes),
         CheckText("model.fingerprint", model.fingerprint(), 0, kMaxNameBytes), CheckEos(model)}) {
     if (!status.ok()) return status;

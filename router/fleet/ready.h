@@ -1,5 +1,5 @@
-// The part of a worker's Ready that concerns the fleet: its names, and whether its vocabulary fits this router's tokenizer. Sizes,
-// costs and agreement among workers are the scheduler's to check.
+// The part of a worker's Ready that concerns the fleet: its names, and whether its vocabulary fits this router's
+// tokenizer. Sizes, costs and agreement among workers are the scheduler's to check.
 #pragma once
 
 #include "absl/status/status.h"

@@ -27,7 +27,8 @@ WorkerSession::WorkerSession(Listener* listener, size_t member, const std::strin
   *out_.mutable_hello() = std::move(hello);
 }
 
-// The hold stands for writes, which come from outside any reaction: it falls once reading has ended and no write is claimed.
+// The hold stands for writes, which come from outside any reaction: it falls once reading has ended and no write is
+// claimed.
 void WorkerSession::Start() {
   stub_->async()->Execute(&context_, this);
   AddHold();

@@ -1,6 +1,6 @@
-// One Execute stream to one worker, over a connection of its own, from Hello to the end. gRPC's threads call the listener,
-// messages one at a time; Write and End may come from any thread until OnEnd, after which gRPC has let go of the session. It must
-// not be deleted on a gRPC thread: the process's last channel joins those threads.
+// One Execute stream to one worker, over a connection of its own, from Hello to the end. gRPC's threads call the
+// listener, messages one at a time; Write and End may come from any thread until OnEnd, after which gRPC has let go of
+// the session. It must not be deleted on a gRPC thread: the process's last channel joins those threads.
 #pragma once
 
 #include <cstddef>

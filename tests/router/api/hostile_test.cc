@@ -55,7 +55,8 @@ TEST_F(HostileTest, NamesTheFieldThatIsNotUtf8) {
   } cases[] = {
       {kGenerate, Field(3, "ab\xff"), "millrace.v1.GenerateRequest: text is not UTF-8 at byte 2 of 3"},
       {kGenerate, Field(1, "\xc3"), "request_id is not UTF-8"},
-      {kGenerate, Field(5, Field(1, Field(1, "user") + Field(2, "\xed\xa0\x80"))), "chat.messages.content is not UTF-8 at byte 0 of 3"},
+      {kGenerate, Field(5, Field(1, Field(1, "user") + Field(2, "\xed\xa0\x80"))),
+       "chat.messages.content is not UTF-8 at byte 0 of 3"},
       {kGenerate, Field(6, Field(10, "\xf8")), "sampling.stop is not UTF-8"},
       {"/millrace.v1.InferenceService/Tokenize", Field(2, "\xfe"), "millrace.v1.TokenizeRequest: text is not UTF-8"},
       {"/millrace.v1.AdminService/CancelRequest", Field(1, "\xfe"), "request_id is not UTF-8"},
@@ -106,7 +107,8 @@ TEST_F(HostileTest, RefusesJsonThatIsNone) {
   v1::GenerateRequest request;
   v1::ChatMessage& message = *request.mutable_chat()->add_messages();
   message.set_role("user");
-  for (const std::string& json : {std::string("{"), std::string("[]"), std::string(60'000, '['), std::string("{\"a\": 1e999}")}) {
+  for (const std::string& json :
+       {std::string("{"), std::string("[]"), std::string(60'000, '['), std::string("{\"a\": 1e999}")}) {
     message.set_extra_json(json);
     EXPECT_EQ(Generate(request).status.error_code(), grpc::StatusCode::INVALID_ARGUMENT) << json.substr(0, 20);
   }

@@ -33,7 +33,8 @@ inline void Take(const v1::GenerateResponse& message, Output* output) {
   choice.tokens.insert(choice.tokens.end(), message.token_ids().begin(), message.token_ids().end());
   choice.text += message.text();
   choice.logprobs.insert(choice.logprobs.end(), message.logprobs().begin(), message.logprobs().end());
-  choice.prompt_logprobs.insert(choice.prompt_logprobs.end(), message.prompt_logprobs().begin(), message.prompt_logprobs().end());
+  choice.prompt_logprobs.insert(choice.prompt_logprobs.end(), message.prompt_logprobs().begin(),
+                                message.prompt_logprobs().end());
   if (message.has_finish()) choice.finish = message.finish();
 }
 
@@ -98,7 +99,8 @@ class RouterTest : public testing::Test {
       const bool idle = status.router().open_streams() == 0 && status.router().running_sequences() == 0 &&
                         status.router().waiting_sequences() == 0;
       uint32_t held = 0;
-      for (const auto& worker : status.workers()) held += worker.used_slots() + worker.used_blocks() + worker.quarantined_blocks();
+      for (const auto& worker : status.workers())
+        held += worker.used_slots() + worker.used_blocks() + worker.quarantined_blocks();
       if (idle && held == 0) return;
     }
   }

@@ -1,7 +1,6 @@
 // What a client of the router can rely on.
-#include "tests/router/api/router_fixture.h"
-
 #include "router/api/generate_call.h"
+#include "tests/router/api/router_fixture.h"
 
 namespace millrace {
 namespace {
@@ -78,7 +77,8 @@ TEST_F(RouterTest, PassesLogProbsThrough) {
 }
 
 TEST_F(RouterTest, StopsAtAnEndTokenUnlessItIsIgnored) {
-  FakeWorker worker("w", 0, [](uint64_t seed, uint32_t position) { return position == 12 ? 2 : DefaultToken(seed, position); });
+  FakeWorker worker("w", 0,
+                    [](uint64_t seed, uint32_t position) { return position == 12 ? 2 : DefaultToken(seed, position); });
   Start({&worker});
   AwaitReady();
   v1::GenerateRequest request = Request(20);
@@ -256,12 +256,14 @@ TEST_F(RouterTest, RendersAndTokenizesAsGenerateDoes) {
   v1::GenerateRequest request;
   *request.mutable_chat() = render.chat();
   request.mutable_sampling()->set_max_tokens(1);
-  EXPECT_EQ(Generate(request).choices.at(0).finish.usage().prompt_tokens(), static_cast<uint32_t>(rendered.token_ids_size()));
+  EXPECT_EQ(Generate(request).choices.at(0).finish.usage().prompt_tokens(),
+            static_cast<uint32_t>(rendered.token_ids_size()));
   v1::TokenizeRequest tokenize;
   tokenize.set_text(rendered.text());
   v1::TokenizeResponse tokens;
   ASSERT_TRUE(stub_->Tokenize(&second, tokenize, &tokens).ok());
-  EXPECT_LT(tokens.token_ids_size(), rendered.token_ids_size()) << "the user's <|im_end|> must not become a control token";
+  EXPECT_LT(tokens.token_ids_size(), rendered.token_ids_size())
+      << "the user's <|im_end|> must not become a control token";
 }
 
 TEST_F(RouterTest, TellsWhichModelItServes) {
@@ -303,7 +305,8 @@ TEST_F(RouterTest, IsUnavailableBeforeTheFirstWorkerAndSaysWhyOneIsRefused) {
   do {
     status = Status();
   } while (status.workers(0).state() != v1::WorkerStatus::STATE_LOST);
-  EXPECT_THAT(status.workers(0).last_error(), HasSubstr("vocab_size is 100; this router's tokenizer needs at least 320"));
+  EXPECT_THAT(status.workers(0).last_error(),
+              HasSubstr("vocab_size is 100; this router's tokenizer needs at least 320"));
 }
 
 TEST_F(RouterTest, EndsOpenStreamsWithinTheGraceOfAShutdown) {

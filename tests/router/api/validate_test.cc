@@ -40,27 +40,36 @@ std::vector<Bad> BadRequests() {
       {"priority is 101; the limit is -100 to 100", [](auto& r) { r.set_priority(101); }},
       {"priority is -101", [](auto& r) { r.set_priority(-101); }},
       {"prompt is not set", [](auto& r) { r.clear_text(); }},
-      {"text has 4194305 bytes; the limit is 0 to 4194304", [](auto& r) { r.set_text(std::string((4 << 20) + 1, 'x')); }},
+      {"text has 4194305 bytes; the limit is 0 to 4194304",
+       [](auto& r) { r.set_text(std::string((4 << 20) + 1, 'x')); }},
       {"token_ids.ids holds 0", [](auto& r) { r.mutable_token_ids(); }},
       {"chat.messages holds 0; the limit is 1 to 4096", [](auto& r) { r.mutable_chat(); }},
-      {"chat.messages holds 4097", [](auto& r) { for (int i = 0; i < 4097; ++i) r.mutable_chat()->add_messages()->set_role("user"); }},
+      {"chat.messages holds 4097",
+       [](auto& r) {
+         for (int i = 0; i < 4097; ++i) r.mutable_chat()->add_messages()->set_role("user");
+       }},
       {"chat.messages[0].role has 0 bytes", [](auto& r) { r.mutable_chat()->add_messages(); }},
-      {"chat.messages[0].role has 65 bytes", [](auto& r) { r.mutable_chat()->add_messages()->set_role(std::string(65, 'x')); }},
-      {"chat.messages[0].extra_json has 65537 bytes", [](auto& r) {
+      {"chat.messages[0].role has 65 bytes",
+       [](auto& r) { r.mutable_chat()->add_messages()->set_role(std::string(65, 'x')); }},
+      {"chat.messages[0].extra_json has 65537 bytes",
+       [](auto& r) {
          r.mutable_chat()->add_messages()->set_role("user");
          r.mutable_chat()->mutable_messages(0)->set_extra_json(std::string(65537, ' '));
        }},
-      {"chat.messages[].content has 4194306 bytes", [](auto& r) {
+      {"chat.messages[].content has 4194306 bytes",
+       [](auto& r) {
          for (int i = 0; i < 2; ++i) {
            r.mutable_chat()->add_messages()->set_role("user");
            r.mutable_chat()->mutable_messages(i)->set_content(std::string((2 << 20) + 1, 'x'));
          }
        }},
-      {"chat.tools_json has 1048577 bytes", [](auto& r) {
+      {"chat.tools_json has 1048577 bytes",
+       [](auto& r) {
          r.mutable_chat()->add_messages()->set_role("user");
          r.mutable_chat()->set_tools_json(std::string((1 << 20) + 1, ' '));
        }},
-      {"chat.template_kwargs_json has 65537 bytes", [](auto& r) {
+      {"chat.template_kwargs_json has 65537 bytes",
+       [](auto& r) {
          r.mutable_chat()->add_messages()->set_role("user");
          r.mutable_chat()->set_template_kwargs_json(std::string(65537, ' '));
        }},
@@ -73,18 +82,36 @@ std::vector<Bad> BadRequests() {
       Sampling("sampling.min_p is -1", [](auto& s) { s.set_min_p(-1); }),
       Sampling("sampling.repetition_penalty is 0; the limit is (0, 100]", [](auto& s) { s.set_repetition_penalty(0); }),
       Sampling("sampling.repetition_penalty is 101", [](auto& s) { s.set_repetition_penalty(101); }),
-      Sampling("sampling.presence_penalty is 101; the limit is [-100, 100]", [](auto& s) { s.set_presence_penalty(101); }),
+      Sampling("sampling.presence_penalty is 101; the limit is [-100, 100]",
+               [](auto& s) { s.set_presence_penalty(101); }),
       Sampling("sampling.frequency_penalty is -101", [](auto& s) { s.set_frequency_penalty(-101); }),
       Sampling("sampling.logit_bias[7] is 100.5", [](auto& s) { (*s.mutable_logit_bias())[7] = 100.5; }),
-      Sampling("sampling.logit_bias holds 1025; the limit is 0 to 1024", [](auto& s) { for (int i = 0; i < 1025; ++i) (*s.mutable_logit_bias())[i] = 1; }),
-      Sampling("sampling.stop holds 17; the limit is 0 to 16", [](auto& s) { for (int i = 0; i < 17; ++i) s.add_stop("x"); }),
+      Sampling("sampling.logit_bias holds 1025; the limit is 0 to 1024",
+               [](auto& s) {
+                 for (int i = 0; i < 1025; ++i) (*s.mutable_logit_bias())[i] = 1;
+               }),
+      Sampling("sampling.stop holds 17; the limit is 0 to 16",
+               [](auto& s) {
+                 for (int i = 0; i < 17; ++i) s.add_stop("x");
+               }),
       Sampling("sampling.stop[0] has 0 bytes; the limit is 1 to 256", [](auto& s) { s.add_stop(""); }),
-      Sampling("sampling.stop[1] has 257 bytes", [](auto& s) { s.add_stop("x"); s.add_stop(std::string(257, 'x')); }),
-      Sampling("sampling.stop_token_ids holds 33", [](auto& s) { for (int i = 0; i < 33; ++i) s.add_stop_token_ids(i); }),
+      Sampling("sampling.stop[1] has 257 bytes",
+               [](auto& s) {
+                 s.add_stop("x");
+                 s.add_stop(std::string(257, 'x'));
+               }),
+      Sampling("sampling.stop_token_ids holds 33",
+               [](auto& s) {
+                 for (int i = 0; i < 33; ++i) s.add_stop_token_ids(i);
+               }),
       Sampling("sampling.max_tokens is 0; the least is 1", [](auto& s) { s.set_max_tokens(0); }),
       Sampling("sampling.max_tokens is -5", [](auto& s) { s.set_max_tokens(-5); }),
       Sampling("sampling.min_tokens is -1", [](auto& s) { s.set_min_tokens(-1); }),
-      Sampling("sampling.min_tokens is 6; the limit is 0 to 5", [](auto& s) { s.set_max_tokens(5); s.set_min_tokens(6); }),
+      Sampling("sampling.min_tokens is 6; the limit is 0 to 5",
+               [](auto& s) {
+                 s.set_max_tokens(5);
+                 s.set_min_tokens(6);
+               }),
       Sampling("sampling.logprobs is 21; the limit is 0 to 20", [](auto& s) { s.set_logprobs(21); }),
       Sampling("sampling.logprobs is -1", [](auto& s) { s.set_logprobs(-1); }),
       Sampling("sampling.prompt_logprobs is 21", [](auto& s) { s.set_prompt_logprobs(21); }),
@@ -141,7 +168,8 @@ TEST(Validate, ChecksTokenIdsAgainstTheVocabulary) {
   GenerateRequest request;
   request.mutable_token_ids()->add_ids(99);
   EXPECT_TRUE(ValidateTokenIds(request, 100).ok());
-  EXPECT_THAT(std::string(ValidateTokenIds(request, 99).message()), HasSubstr("token_ids.ids[0] is 99; the limit is 0 to 98"));
+  EXPECT_THAT(std::string(ValidateTokenIds(request, 99).message()),
+              HasSubstr("token_ids.ids[0] is 99; the limit is 0 to 98"));
   request.mutable_token_ids()->set_ids(0, -1);
   EXPECT_FALSE(ValidateTokenIds(request, 100).ok());
   request = Good();

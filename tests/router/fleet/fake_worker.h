@@ -1,5 +1,5 @@
-// A worker without a model: token = f(seed, position). It plays edits and reports steps as worker.proto says, and the test
-// holds the pace: free running, or a budget of steps. One stream at a time; any thread may control it.
+// A worker without a model: token = f(seed, position). It plays edits and reports steps as worker.proto says, and the
+// test holds the pace: free running, or a budget of steps. One stream at a time; any thread may control it.
 #pragma once
 
 #include <algorithm>
@@ -66,7 +66,8 @@ class FakeWorker final : public worker::v1::WorkerService::Service {
   }
   void AwaitStepsUsed() {
     absl::MutexLock lock(&mutex_);
-    mutex_.Await(absl::Condition(+[](FakeWorker* self) ABSL_NO_THREAD_SAFETY_ANALYSIS { return self->steps_ == 0; }, this));
+    mutex_.Await(absl::Condition(
+        +[](FakeWorker* self) ABSL_NO_THREAD_SAFETY_ANALYSIS { return self->steps_ == 0; }, this));
   }
   int num_hellos() {
     absl::MutexLock lock(&mutex_);
@@ -87,6 +88,7 @@ class FakeWorker final : public worker::v1::WorkerService::Service {
     builder.AddListeningPort(absl::StrCat("127.0.0.1:", port), grpc::InsecureServerCredentials(), &port_);
     builder.RegisterService(this);
     builder.SetMaxReceiveMessageSize(-1);
+    builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 1000);
     server_ = builder.BuildAndStart();
   }
 
@@ -185,7 +187,9 @@ class FakeWorker final : public worker::v1::WorkerService::Service {
       slot.sampling = admit.sampling();
     }
     for (const worker::v1::Extend& extend : edit.extend()) {
-      slots[extend.slot()].capacity += static_cast<uint32_t>(extend.block_table_size()) * ready_.block_tokens();
+      const auto slot = slots.find(extend.slot());
+      if (slot == slots.end()) continue;  // it has just ended by itself
+      slot->second.capacity += static_cast<uint32_t>(extend.block_table_size()) * ready_.block_tokens();
     }
     return edit.edit_id();
   }

@@ -23,7 +23,8 @@ class Collector final : public SequenceSink {
   void AwaitFinished(int choices) {
     absl::MutexLock lock(&mutex_);
     awaited_ = choices;
-    mutex_.Await(absl::Condition(+[](Collector* self) ABSL_NO_THREAD_SAFETY_ANALYSIS { return self->num_finished_ == self->awaited_; }, this));
+    mutex_.Await(absl::Condition(
+        +[](Collector* self) ABSL_NO_THREAD_SAFETY_ANALYSIS { return self->num_finished_ == self->awaited_; }, this));
   }
   std::vector<int32_t> tokens(int choice) {
     absl::MutexLock lock(&mutex_);
@@ -42,7 +43,8 @@ class Collector final : public SequenceSink {
   int awaited_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
-// Waits for what the fleet says about its workers; a status has no condition to wait on, so this reads it again and again.
+// Waits for what the fleet says about its workers; a status has no condition to wait on, so this reads it again and
+// again.
 template <class Predicate>
 std::vector<v1::WorkerStatus> AwaitWorkers(const Fleet& fleet, Predicate predicate) {
   while (true) {
@@ -105,7 +107,8 @@ TEST_F(FleetTest, DeliversEverySequencesTokensInOrder) {
   auto sink = std::make_shared<Collector>();
   ASSERT_TRUE(fleet_->Submit(Specs(4, 100), sink).ok());
   sink->AwaitFinished(4);
-  for (int choice = 0; choice < 4; ++choice) EXPECT_EQ(sink->tokens(choice), Expected(static_cast<uint64_t>(choice), 5, 100));
+  for (int choice = 0; choice < 4; ++choice)
+    EXPECT_EQ(sink->tokens(choice), Expected(static_cast<uint64_t>(choice), 5, 100));
   EXPECT_EQ(fleet_->counts().running, 0);
 }
 
@@ -121,7 +124,8 @@ TEST_F(FleetTest, ContinuesTokenExactWhenTheStreamBreaks) {
   worker.SetSteps(FakeWorker::kFree);
   sink->AwaitFinished(2);
   EXPECT_TRUE(sink->status().ok());
-  for (int choice = 0; choice < 2; ++choice) EXPECT_EQ(sink->tokens(choice), Expected(static_cast<uint64_t>(choice), 5, 60));
+  for (int choice = 0; choice < 2; ++choice)
+    EXPECT_EQ(sink->tokens(choice), Expected(static_cast<uint64_t>(choice), 5, 60));
   EXPECT_GE(worker.num_hellos(), 2);
 }
 
@@ -135,12 +139,18 @@ TEST_F(FleetTest, MovesSequencesToAnotherWorker) {
   });
   auto sink = std::make_shared<Collector>();
   ASSERT_TRUE(fleet_->Submit(Specs(6, 40), sink).ok());
-  first.AwaitStepsUsed();
-  first.Stop();
-  second.SetSteps(FakeWorker::kFree);
+  // Equal prompts go where the first one went.
+  AwaitWorkers(*fleet_, [&](const auto&) { return first.admits().size() + second.admits().size() == 6; });
+  FakeWorker& loser = first.admits().empty() ? second : first;
+  FakeWorker& winner = first.admits().empty() ? first : second;
+  ASSERT_TRUE(winner.admits().empty());
+  loser.AwaitStepsUsed();
+  loser.Stop();
+  winner.SetSteps(FakeWorker::kFree);
   sink->AwaitFinished(6);
   EXPECT_TRUE(sink->status().ok()) << sink->status();
-  for (int choice = 0; choice < 6; ++choice) EXPECT_EQ(sink->tokens(choice), Expected(static_cast<uint64_t>(choice), 5, 40));
+  for (int choice = 0; choice < 6; ++choice)
+    EXPECT_EQ(sink->tokens(choice), Expected(static_cast<uint64_t>(choice), 5, 40));
 }
 
 TEST_F(FleetTest, CancelFreesWhatASequenceHeld) {
@@ -157,15 +167,18 @@ TEST_F(FleetTest, CancelFreesWhatASequenceHeld) {
   EXPECT_EQ(outcome->worker_id, "w");
   EXPECT_FALSE(fleet_->Cancel(ids->front()).has_value());
   EXPECT_EQ(fleet_->counts().running, 0);
-  const auto workers = AwaitWorkers(*fleet_, [](const auto& list) { return list[0].used_slots() == 0 && list[0].quarantined_blocks() == 0; });
+  const auto workers = AwaitWorkers(
+      *fleet_, [](const auto& list) { return list[0].used_slots() == 0 && list[0].quarantined_blocks() == 0; });
   EXPECT_EQ(workers[0].used_blocks(), 0u);
 }
 
 TEST_F(FleetTest, RefusesAWorkerOfAnotherVocabularyAndSaysWhy) {
   FakeWorker worker("w");
   Start({&worker}, 338);
-  const auto workers = AwaitWorkers(*fleet_, [](const auto& list) { return list[0].state() == v1::WorkerStatus::STATE_LOST; });
-  EXPECT_THAT(workers[0].last_error(), HasSubstr("ready.model.vocab_size is 337; this router's tokenizer needs at least 338"));
+  const auto workers =
+      AwaitWorkers(*fleet_, [](const auto& list) { return list[0].state() == v1::WorkerStatus::STATE_LOST; });
+  EXPECT_THAT(workers[0].last_error(),
+              HasSubstr("ready.model.vocab_size is 337; this router's tokenizer needs at least 338"));
   EXPECT_EQ(fleet_->num_ready_workers(), 0u);
 }
 
@@ -174,7 +187,9 @@ TEST_F(FleetTest, DropsAWorkerWhoseReportBreaksTheContract) {
   Start({&worker});
   AwaitReady();
   worker.SendJunk();
-  AwaitWorkers(*fleet_, [&](const auto& list) { return worker.num_hellos() >= 2 && list[0].state() == v1::WorkerStatus::STATE_READY; });
+  AwaitWorkers(*fleet_, [&](const auto& list) {
+    return worker.num_hellos() >= 2 && list[0].state() == v1::WorkerStatus::STATE_READY;
+  });
 }
 
 TEST_F(FleetTest, EndsAQueuedSequenceAtItsDeadline) {
@@ -197,7 +212,9 @@ TEST_F(FleetTest, GivesADrainingWorkerNothingNewAndRemembersAcrossStreams) {
   EXPECT_EQ(fleet_->DrainWorker("other").code(), absl::StatusCode::kNotFound);
   ASSERT_TRUE(fleet_->DrainWorker("w").ok());
   worker.Break();
-  AwaitWorkers(*fleet_, [&](const auto& list) { return worker.num_hellos() >= 2 && list[0].state() == v1::WorkerStatus::STATE_DRAINING; });
+  AwaitWorkers(*fleet_, [&](const auto& list) {
+    return worker.num_hellos() >= 2 && list[0].state() == v1::WorkerStatus::STATE_DRAINING;
+  });
   auto sink = std::make_shared<Collector>();
   const auto ids = fleet_->Submit(Specs(1, 10), sink);
   ASSERT_TRUE(ids.ok());

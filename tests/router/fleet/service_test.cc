@@ -18,8 +18,8 @@ TEST(Address, ReadsHostsAndPorts) {
 }
 
 TEST(Address, RefusesWhatIsNotOne) {
-  for (const char* text : {"", ":", "host", "host:", ":1", "host:65536", "host:-1", "host:+1", "host: 1", "::1:80", "[x]:1",
-                           "unix:/tmp/x", "a b:1", "host:1x", "host:000001"}) {
+  for (const char* text : {"", ":", "host", "host:", ":1", "host:65536", "host:-1", "host:+1", "host: 1", "::1:80",
+                           "[x]:1", "unix:/tmp/x", "a b:1", "host:1x", "host:000001"}) {
     EXPECT_FALSE(ParseAddress(text).ok()) << text;
   }
 }
