@@ -37,15 +37,15 @@ Stream& TheStream() {
 
 double Seconds() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
-// Best of several passes over 512 MiB, by all threads.
+// Best of several passes over 128 MiB, by all threads.
 double ReadBandwidth() {
   static const double best = [] {
-    const int64_t words = int64_t{64} << 20;
+    const int64_t words = int64_t{16} << 20;
     const DeviceBuffer memory(static_cast<size_t>(words) * 8, TheStream());
     const uint64_t* data = memory.At<uint64_t>(0, words);
     std::fill_n(memory.At<uint64_t>(0, words), words, 1u);
     double fastest = 0;
-    for (int pass = 0; pass < 8; ++pass) {
+    for (int pass = 0; pass < 20; ++pass) {
       const double begin = Seconds();
       cpu::StateOf(TheStream()).threads.ParallelFor(words, 1, [&](int64_t from, int64_t to, int) {
         typedef uint64_t Words __attribute__((vector_size(32), aligned(8), may_alias));
@@ -103,14 +103,23 @@ double MultiplyAddPeak() {
   return best;
 }
 
-void Report(benchmark::State& state, double bytes, double flops) {
-  using benchmark::Counter;
-  const double n = static_cast<double>(state.iterations());
-  state.counters["GB/s"] = Counter(n * bytes * 1e-9, Counter::kIsRate);
-  state.counters["of_read"] = Counter(n * bytes / ReadBandwidth(), Counter::kIsRate);
+// Times fn. The counters are of the fastest iteration, so that other load on the machine tells least.
+template <class Fn>
+void Measure(benchmark::State& state, double bytes, double flops, const Fn& fn) {
+  double fastest = 1e9;
+  for (auto _ : state) {
+    const double begin = Seconds();
+    fn();
+    const double seconds = Seconds() - begin;
+    state.SetIterationTime(seconds);
+    fastest = std::min(fastest, seconds);
+  }
+  state.counters["best_us"] = fastest * 1e6;
+  state.counters["GB/s"] = bytes / fastest * 1e-9;
+  state.counters["of_read"] = bytes / fastest / ReadBandwidth();
   if (flops == 0) return;
-  state.counters["GFLOP/s"] = Counter(n * flops * 1e-9, Counter::kIsRate);
-  state.counters["of_fma"] = Counter(n * flops / MultiplyAddPeak(), Counter::kIsRate);
+  state.counters["GFLOP/s"] = flops / fastest * 1e-9;
+  state.counters["of_fma"] = flops / fastest / MultiplyAddPeak();
 }
 
 void BM_Peaks(benchmark::State& state) {
@@ -130,11 +139,10 @@ void BM_Linear(benchmark::State& state) {
   const auto x = Numbers(rows * in);
   std::vector<float> y(static_cast<size_t>(rows * out));
   size_t next = 0;
-  for (auto _ : state) {
+  Measure(state, static_cast<double>(out * in * 2), 2.0 * static_cast<double>(rows * out * in), [&] {
     Linear(Mat<float>{y.data(), rows, out}, Mat<const float>(x.data(), rows, in), weights[next].weight, {}, TheStream());
     next = (next + 1) % weights.size();
-  }
-  Report(state, static_cast<double>(out * in * 2), 2.0 * static_cast<double>(rows * out * in));
+  });
 }
 BENCHMARK(BM_Linear)
     ->ArgNames({"out", "in", "rows"})
@@ -142,7 +150,7 @@ BENCHMARK(BM_Linear)
     ->ArgsProduct({{2 * kF}, {kC}, {1, 2, 3, 4, 6, 8, 12, 16, 32, 64, 512}})
     ->ArgsProduct({{kC}, {kF}, {1, 2, 4, 8, 16, 512}})
     ->ArgsProduct({{kV}, {kC}, {1, 16}})
-    ->UseRealTime();
+    ->UseManualTime();
 
 // All products of a step, as the model runs them: the rate of tokens that the Linears alone allow.
 void BM_StepLinears(benchmark::State& state) {
@@ -157,17 +165,16 @@ void BM_StepLinears(benchmark::State& state) {
   const auto multiply = [&](const Weight& w, float* to) {
     Linear(Mat<float>{to, rows, w.weight.out}, Mat<const float>(x.data(), rows, w.weight.in), w.weight, {}, TheStream());
   };
-  for (auto _ : state) {
+  const double weights = static_cast<double>(kLayers * kC * (960 + kC + 3 * kF) + kV * kC);
+  Measure(state, 2 * weights, 2 * weights * static_cast<double>(rows), [&] {
     for (const Layer& layer : layers) {
       for (const Weight* w : {&layer.qkv, &layer.o, &layer.gate_up, &layer.down}) multiply(*w, y.data());
     }
     multiply(head, logits.data());
-  }
-  const double weights = static_cast<double>(kLayers * kC * (960 + kC + 3 * kF) + kV * kC);
-  Report(state, 2 * weights, 2 * weights * static_cast<double>(rows));
-  state.counters["tokens/s"] = benchmark::Counter(static_cast<double>(state.iterations() * rows), benchmark::Counter::kIsRate);
+  });
+  state.counters["tokens/s"] = static_cast<double>(rows) / (state.counters["best_us"] * 1e-6);
 }
-BENCHMARK(BM_StepLinears)->ArgName("rows")->Arg(1)->Arg(2)->Arg(4)->Arg(8)->Arg(16)->UseRealTime();
+BENCHMARK(BM_StepLinears)->ArgName("rows")->Arg(1)->Arg(2)->Arg(4)->Arg(8)->Arg(16)->UseManualTime();
 
 // Sequences of one context length, with `rows` new tokens each.
 void BM_PagedAttention(benchmark::State& state) {
@@ -182,12 +189,11 @@ void BM_PagedAttention(benchmark::State& state) {
   for (int64_t s = 0; s <= sequences; ++s) start[static_cast<size_t>(s)] = static_cast<int32_t>(s * rows);
   const std::vector<int32_t> lengths(static_cast<size_t>(sequences), static_cast<int32_t>(context));
   const AttentionBatch batch{{start.data(), sequences + 1}, {lengths.data(), sequences}, {table.data(), sequences, blocks}};
-  for (auto _ : state) {
+  const double seen = static_cast<double>(q_rows) * (static_cast<double>(context) - static_cast<double>(rows - 1) / 2);
+  Measure(state, 2.0 * 4 * static_cast<double>(sequences * context) * kKvHeads * kDim, 4.0 * seen * kHeads * kDim, [&] {
     PagedAttention(Mat<float>{out.data(), q_rows, kHeads * kDim}, {qkv.data(), q_rows, (kHeads + 2 * kKvHeads) * kDim},
                    {k.data(), v.data(), sequences * blocks, kKvHeads, kDim}, batch, 0.125f, TheStream());
-  }
-  const double seen = static_cast<double>(q_rows) * (static_cast<double>(context) - static_cast<double>(rows - 1) / 2);
-  Report(state, 2.0 * 4 * static_cast<double>(sequences * context) * kKvHeads * kDim, 4.0 * seen * kHeads * kDim);
+  });
 }
 BENCHMARK(BM_PagedAttention)
     ->ArgNames({"sequences", "rows", "context"})
@@ -195,27 +201,26 @@ BENCHMARK(BM_PagedAttention)
     ->Args({1, 1, 4096})
     ->Args({16, 1, 512})
     ->Args({1, 512, 512})
-    ->UseRealTime();
+    ->UseManualTime();
 
 void BM_RmsNorm(benchmark::State& state) {
   const int64_t rows = state.range(0);
   const auto x = Numbers(rows * kC), weight = Numbers(kC);
   std::vector<float> out(x.size());
-  for (auto _ : state) {
+  Measure(state, 8.0 * static_cast<double>(rows * kC), 0, [&] {
     RmsNorm(Mat<float>{out.data(), rows, kC}, Mat<const float>(x.data(), rows, kC), {weight.data(), kC}, 1e-5f, TheStream());
-  }
-  Report(state, 8.0 * static_cast<double>(rows * kC), 0);
+  });
 }
-BENCHMARK(BM_RmsNorm)->ArgName("rows")->Arg(1)->Arg(16)->Arg(512)->UseRealTime();
+BENCHMARK(BM_RmsNorm)->ArgName("rows")->Arg(1)->Arg(16)->Arg(512)->UseManualTime();
 
 void BM_SiluMul(benchmark::State& state) {
   const int64_t rows = state.range(0);
   const auto x = Numbers(rows * 2 * kF);
   std::vector<float> out(static_cast<size_t>(rows * kF));
-  for (auto _ : state) SiluMul(Mat<float>{out.data(), rows, kF}, Mat<const float>(x.data(), rows, 2 * kF), TheStream());
-  Report(state, 12.0 * static_cast<double>(rows * kF), 0);
+  Measure(state, 12.0 * static_cast<double>(rows * kF), 0,
+          [&] { SiluMul(Mat<float>{out.data(), rows, kF}, Mat<const float>(x.data(), rows, 2 * kF), TheStream()); });
 }
-BENCHMARK(BM_SiluMul)->ArgName("rows")->Arg(1)->Arg(16)->Arg(512)->UseRealTime();
+BENCHMARK(BM_SiluMul)->ArgName("rows")->Arg(1)->Arg(16)->Arg(512)->UseManualTime();
 
 void BM_Embedding(benchmark::State& state) {
   const int64_t rows = state.range(0);
@@ -224,10 +229,10 @@ void BM_Embedding(benchmark::State& state) {
   std::vector<int32_t> tokens(static_cast<size_t>(rows));
   std::mt19937 bits(1);
   for (auto& token : tokens) token = static_cast<int32_t>(bits() % kV);
-  for (auto _ : state) Embedding(Mat<float>{out.data(), rows, kC}, table.weight, {tokens.data(), rows}, TheStream());
-  Report(state, 6.0 * static_cast<double>(rows * kC), 0);
+  Measure(state, 6.0 * static_cast<double>(rows * kC), 0,
+          [&] { Embedding(Mat<float>{out.data(), rows, kC}, table.weight, {tokens.data(), rows}, TheStream()); });
 }
-BENCHMARK(BM_Embedding)->ArgName("rows")->Arg(1)->Arg(512)->UseRealTime();
+BENCHMARK(BM_Embedding)->ArgName("rows")->Arg(1)->Arg(512)->UseManualTime();
 
 // kind 0: greedy, 1: temperature 1, 2: with top_k 50, 3: with top_p 0.9
 void BM_Sample(benchmark::State& state) {
@@ -241,29 +246,32 @@ void BM_Sample(benchmark::State& state) {
     if (kind == 3) row.top_p = 0.9f;
   }
   std::vector<int32_t> tokens(static_cast<size_t>(rows));
-  for (auto _ : state) {
+  Measure(state, 4.0 * static_cast<double>(rows * vocab), 0, [&] {
     Sample({tokens.data(), rows}, {logits.data(), rows, vocab}, {how.data(), rows}, {}, {}, TheStream());
     for (SamplingRow& row : how) ++row.position;
-  }
-  Report(state, 4.0 * static_cast<double>(rows * vocab), 0);
+  });
 }
 BENCHMARK(BM_Sample)
     ->ArgNames({"vocab", "rows", "kind"})
     ->ArgsProduct({{kV, 151936}, {1, 16}, {0, 1, 2, 3}})
-    ->UseRealTime()
+    ->UseManualTime()
     ->Unit(benchmark::kMicrosecond);
 
-// What a parallel region costs: an op with nothing to do, back to back and after a pause of 20 us outside.
+// What a parallel region costs: one with nothing to do, back to back and after a pause of 20 us.
 void BM_ParallelFor(benchmark::State& state) {
+  double fastest = 1e9;
   for (auto _ : state) {
-    if (state.range(0) != 0) {
-      for (const double until = Seconds() + 20e-6; Seconds() < until;) {
-      }
+    for (const double until = Seconds() + 1e-6 * static_cast<double>(state.range(0)); Seconds() < until;) {
     }
-    cpu::StateOf(TheStream()).threads.ParallelFor(Threads(), 1, [](int64_t begin, int64_t, int) { benchmark::DoNotOptimize(begin); });
+    const double begin = Seconds();
+    cpu::StateOf(TheStream()).threads.ParallelFor(Threads(), 1, [](int64_t i, int64_t, int) { benchmark::DoNotOptimize(i); });
+    const double seconds = Seconds() - begin;
+    state.SetIterationTime(seconds);
+    fastest = std::min(fastest, seconds);
   }
+  state.counters["best_us"] = fastest * 1e6;
 }
-BENCHMARK(BM_ParallelFor)->ArgName("pause")->Arg(0)->Arg(1)->UseRealTime();
+BENCHMARK(BM_ParallelFor)->ArgName("pause_us")->Arg(0)->Arg(5)->Arg(20)->Arg(100)->UseManualTime();
 
 }  // namespace
 }  // namespace millrace
