@@ -1,5 +1,6 @@
 #!/bin/sh
-# tsan_absl.sh FOLDER: builds libabsl_synchronization.a with ThreadSanitizer from the distribution's own Abseil source.
+# tsan_absl.sh FOLDER: builds libabsl_synchronization.a and libabsl_malloc_internal.a with ThreadSanitizer from the distribution's
+# own Abseil source. The second holds the allocator of the first, whose lock must be visible too.
 # Debian's archive has no TSan hooks, which makes every absl::Mutex invisible to it, and so every use of one a false race.
 set -eu
 out=$1; mkdir -p "$out"; work=$(mktemp -d); trap 'rm -rf "$work"' EXIT
@@ -19,3 +20,5 @@ for f in barrier blocking_counter notification mutex internal/create_thread_iden
   clang++-14 -std=c++17 -O2 -g -fsanitize=thread -I../.. -c $f.cc -o "$work/$(basename $f).o"
 done
 ar rcs "$out/libabsl_synchronization.a" "$work"/*.o
+clang++-14 -std=c++17 -O2 -g -fsanitize=thread -I../.. -c ../base/internal/low_level_alloc.cc -o "$work/low_level_alloc.o"
+ar rcs "$out/libabsl_malloc_internal.a" "$work/low_level_alloc.o"

@@ -32,7 +32,9 @@ class EngineTest : public ::testing::Test {
     engine_ = std::make_unique<Engine>(std::move(model), options);
     engine_->Attach(router_);
   }
-  ~EngineTest() override { model_->OpenGate(); }
+  ~EngineTest() override {
+    if (engine_ != nullptr) model_->OpenGate();
+  }
 
   void Post(const Edit& edit) {
     const absl::Status status = engine_->Post(router_.get(), edit);
