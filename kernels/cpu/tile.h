@@ -26,6 +26,7 @@ struct Panels {
   const W* w;
   int64_t panel_stride;
   int64_t row_stride;
+  int64_t ahead = 512;  // elements between what is read and what is fetched into the cache meanwhile
 };
 
 // store(m, p, init(m, p) + sum over c < depth of x[m * x_stride + c] * w[p][c]) for m < M, p in [p, p + G)
@@ -40,6 +41,10 @@ MILLRACE_LANES void Tile(const float* x, int64_t x_stride, Panels<W> panels, int
   }
   const W* w = panels.w + p * panels.panel_stride;
   for (int64_t c = 0; c < depth; ++c, w += panels.row_stride) {
+    if constexpr (G < 4) {  // four streams keep the memory busy by themselves
+      MILLRACE_UNROLL
+      for (int g = 0; g < G; ++g) __builtin_prefetch(w + g * panels.panel_stride + panels.ahead, 0, 2);
+    }
     // The fewer operands are held in registers, the more pass through one.
     if constexpr (M <= G) {
       F16 xs[M];
