@@ -1,7 +1,7 @@
 // A model's chat template: messages to the prompt, text for text equal to Jinja as transformers sets it up. The result
 // tells the template's own text from what came with the request, so that a control token spelt by a user stays text.
-// Bounded in time (1 s), steps, bytes and depth; a template is foreign code. Immutable after loading; any number of
-// threads may render.
+// Bounded in processor time (1 s), steps, bytes and depth; a template is foreign code. Immutable after loading; any
+// number of threads may render.
 #pragma once
 
 #include <filesystem>

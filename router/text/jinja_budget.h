@@ -1,6 +1,6 @@
-// What one run of the template engine may use: steps, time, bytes allocated in all, and depth of recursion. The engine
-// calls in from everywhere, so the budget in force is the innermost JinjaBudget alive on the calling thread. Passing a
-// limit throws JinjaBudgetExceeded, which is no std::exception: the engine's own handlers let it through.
+// What one run of the template engine may use: steps, processor time, bytes allocated in all, and depth of recursion.
+// The engine calls in from everywhere, so the budget in force is the innermost JinjaBudget alive on the calling thread.
+// Passing a limit throws JinjaBudgetExceeded, which is no std::exception: the engine's own handlers let it through.
 #pragma once
 
 #include <chrono>
@@ -42,7 +42,7 @@ class JinjaBudget {
   void CheckClock();
 
   JinjaBudget* const outer_;
-  const std::chrono::steady_clock::time_point deadline_;
+  const std::chrono::nanoseconds deadline_;  // of the thread's processor time
   int64_t steps_ = 0;
   uint32_t calls_ = 0;
   size_t bytes_ = 0;

@@ -1,12 +1,12 @@
 #include "router/text/chat_template.h"
 
-#include <chrono>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "gmock/gmock.h"
 #include "tests/fixtures.h"
+#include "tests/router/text/thread_seconds.h"
 
 namespace millrace {
 namespace {
@@ -202,10 +202,10 @@ TEST(ChatTemplate, EndsInTimeAndSpaceWhateverTheTemplateDoes) {
            "}}",
            "{{ {'a': 1} | tojson(indent=2000000000) }}{{ 'a\nb' | indent(100000000000) }}{{ 1 is divisibleby 0 }}",
        }) {
-    const auto start = std::chrono::steady_clock::now();
+    const double start = ThreadSeconds();
     const auto pieces = Render(source, User("\"\""));
     EXPECT_FALSE(pieces.ok()) << source;
-    EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(20)) << source;  // room for sanitizers
+    EXPECT_LT(ThreadSeconds() - start, 20) << source;  // room for sanitizers
   }
 }
 
@@ -251,10 +251,10 @@ TEST(ChatTemplate, StaysLinearInHostileMessages) {
   std::string content = "\"";
   for (int i = 0; i < 150'000; ++i) content += "</think>";
   content += "\"";
-  const auto start = std::chrono::steady_clock::now();
+  const double start = ThreadSeconds();
   const auto pieces = Render(
       "{{ messages[0].content.split('</think>')[-1] }}{{ messages[0].content | replace('<', '') }}", User(content));
-  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(20));
+  EXPECT_LT(ThreadSeconds() - start, 20);
   (void)pieces;
 }
 
