@@ -7,7 +7,7 @@ say() { printf '\033[1m== %s\033[0m\n' "$1" >&2; }
 
 say "Installing what is missing"
 deploy/install_dependencies.sh
-export PATH="$root/build/venv/bin:$PATH" CCACHE_DIR="${CCACHE_DIR:-$root/.cache/ccache}"
+export PATH="$root/build/venv/bin:$PATH" CCACHE_BASEDIR="$root" CCACHE_NOHASHDIR=1
 say "Building"
 cmake --preset cpu > build/configure.log 2>&1 || { cat build/configure.log >&2; exit 1; }
 cmake --build --preset cpu --target millrace-cli millrace-router millrace-worker

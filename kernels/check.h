@@ -1,5 +1,5 @@
-// MILLRACE_CHECK(condition, "invariant", values…): an always-on check of our own invariants. It prints the invariant and the
-// values and aborts. Input from outside is never checked this way; it gets a Status.
+// MILLRACE_CHECK(condition, "invariant", values…): an always-on check of our own invariants. It prints the invariant
+// and the values and aborts. Input from outside is never checked this way; it gets a Status.
 #pragma once
 
 #include <cstdio>
@@ -18,7 +18,7 @@ namespace millrace {
 
 }  // namespace millrace
 
-#define MILLRACE_CHECK(condition, invariant, ...)                                                  \
-  do {                                                                                             \
+#define MILLRACE_CHECK(condition, invariant, ...)                                                        \
+  do {                                                                                                   \
     if (!(condition)) ::millrace::CheckFailed(__FILE__, __LINE__, #condition, invariant, {__VA_ARGS__}); \
   } while (false)

@@ -6,10 +6,10 @@
 #include "kernels/ops.h"
 
 // Calls the device's version; `call` starts with the op's name.
-#define MILLRACE_ON_DEVICE(stream, call)                                                         \
-  do {                                                                                           \
+#define MILLRACE_ON_DEVICE(stream, call)                                                        \
+  do {                                                                                          \
     MILLRACE_CHECK((stream).device() == Device::kCpu, "this build has kernels for the device"); \
-    cpu::call;                                                                                   \
+    cpu::call;                                                                                  \
   } while (false)
 
 namespace millrace {
@@ -33,7 +33,8 @@ void CheckIds(Vec<const int32_t> ids, int64_t least, int64_t end) {
 
 void CheckSampling(Mat<const float> logits, Vec<const SamplingRow> rows, Vec<const LogitBias> biases,
                    Mat<const TokenCount> history, const Stream& stream) {
-  MILLRACE_CHECK(rows.size == logits.rows && logits.cols > 0, "each logit row has its sampling", rows.size, logits.rows);
+  MILLRACE_CHECK(rows.size == logits.rows && logits.cols > 0, "each logit row has its sampling", rows.size,
+                 logits.rows);
   MILLRACE_CHECK(history.rows == 0 || history.cols == logits.cols, "histories span the vocabulary", history.cols);
   for (int64_t r = 0; r < rows.size; ++r) {
     const SamplingRow& row = rows[r];
@@ -64,8 +65,8 @@ size_t PackedWeightBytes(int64_t out, int64_t in, Device device) {
 }
 
 void PackRows(PackedWeight dst, int64_t row_begin, Mat<const bf16> src, Stream& stream) {
-  MILLRACE_CHECK(src.cols == dst.in && row_begin >= 0 && row_begin + src.rows <= dst.out, "packed rows lie in the weight",
-                 src.cols, dst.in, row_begin, src.rows, dst.out);
+  MILLRACE_CHECK(src.cols == dst.in && row_begin >= 0 && row_begin + src.rows <= dst.out,
+                 "packed rows lie in the weight", src.cols, dst.in, row_begin, src.rows, dst.out);
   MILLRACE_ON_DEVICE(stream, PackRows(dst, row_begin, src));
 }
 
@@ -94,8 +95,8 @@ void AddRmsNorm(Mat<A> out, Mat<Same<A>> residual, Mat<const Same<A>> delta, Vec
 
 template <class Y, class A>
 void Linear(Mat<Y> y, Mat<const A> x, PackedWeight w, Vec<const float> bias, Stream& stream) {
-  MILLRACE_CHECK(y.rows == x.rows && y.cols == w.out && x.cols == w.in, "shapes agree", y.rows, y.cols, x.rows, x.cols, w.out,
-                 w.in);
+  MILLRACE_CHECK(y.rows == x.rows && y.cols == w.out && x.cols == w.in, "shapes agree", y.rows, y.cols, x.rows, x.cols,
+                 w.out, w.in);
   MILLRACE_CHECK(bias.size == 0 || bias.size == w.out, "the bias spans the output", bias.size, w.out);
   CheckWorkspace(LinearWorkspaceBytes(w.in, stream), stream);
   MILLRACE_ON_DEVICE(stream, Linear(y, x, w, bias, stream));
@@ -106,11 +107,11 @@ size_t LinearWorkspaceBytes(int64_t max_in, const Stream& stream) {
 }
 
 template <class A>
-void RopeAppend(Mat<A> qkv, KvLayer<Same<A>> kv, Vec<const float> q_norm, Vec<const float> k_norm, float eps, RopeTable rope,
-                Vec<const int32_t> positions, Vec<const int32_t> slots, Stream& stream) {
+void RopeAppend(Mat<A> qkv, KvLayer<Same<A>> kv, Vec<const float> q_norm, Vec<const float> k_norm, float eps,
+                RopeTable rope, Vec<const int32_t> positions, Vec<const int32_t> slots, Stream& stream) {
   CheckHeads<A>(qkv, kv);
-  MILLRACE_CHECK(positions.size == qkv.rows && slots.size == qkv.rows, "each row has a position and a slot", positions.size,
-                 slots.size, qkv.rows);
+  MILLRACE_CHECK(positions.size == qkv.rows && slots.size == qkv.rows, "each row has a position and a slot",
+                 positions.size, slots.size, qkv.rows);
   MILLRACE_CHECK((q_norm.size == 0 || q_norm.size == kv.head_dim) && (k_norm.size == 0 || k_norm.size == kv.head_dim),
                  "head norms span the head", q_norm.size, k_norm.size);
   CheckSameShape(rope.cos, rope.sin);
@@ -126,16 +127,17 @@ void PagedAttention(Mat<A> out, Mat<const Same<A>> qkv, KvLayer<Same<A>> kv, con
   CheckHeads<A>(qkv, kv);
   const int64_t sequences = batch.context_len.size;
   MILLRACE_CHECK(scale > 0, "the attention's scale is positive");
-  MILLRACE_CHECK(out.rows == qkv.rows && out.cols == qkv.cols - int64_t{2} * kv.num_kv_heads * kv.head_dim, "shapes agree",
-                 out.rows, out.cols, qkv.rows, qkv.cols);
-  MILLRACE_CHECK(batch.query_start.size == sequences + 1 && batch.block_table.rows == sequences, "one entry per sequence",
-                 batch.query_start.size, batch.block_table.rows, sequences);
+  MILLRACE_CHECK(out.rows == qkv.rows && out.cols == qkv.cols - int64_t{2} * kv.num_kv_heads * kv.head_dim,
+                 "shapes agree", out.rows, out.cols, qkv.rows, qkv.cols);
+  MILLRACE_CHECK(batch.query_start.size == sequences + 1 && batch.block_table.rows == sequences,
+                 "one entry per sequence", batch.query_start.size, batch.block_table.rows, sequences);
   for (int64_t s = 0; s < sequences; ++s) {
     const int64_t begin = batch.query_start[s], end = batch.query_start[s + 1], context = batch.context_len[s];
-    MILLRACE_CHECK(0 <= begin && begin <= end && end <= out.rows && end - begin <= context, "a sequence's rows are its last tokens",
-                   s, begin, end, context);
+    MILLRACE_CHECK(0 <= begin && begin <= end && end <= out.rows && end - begin <= context,
+                   "a sequence's rows are its last tokens", s, begin, end, context);
     const int64_t blocks = (context + kBlockTokens - 1) / kBlockTokens;
-    MILLRACE_CHECK(blocks <= batch.block_table.cols, "the block table covers the context", s, context, batch.block_table.cols);
+    MILLRACE_CHECK(blocks <= batch.block_table.cols, "the block table covers the context", s, context,
+                   batch.block_table.cols);
     CheckIds({batch.block_table.row(s), blocks}, 0, kv.num_blocks);
   }
   const int heads = static_cast<int>(out.cols / kv.head_dim);
@@ -149,8 +151,8 @@ size_t PagedAttentionWorkspaceBytes(int64_t, int, int, int head_dim, const Strea
 
 template <class A>
 void SiluMul(Mat<A> out, Mat<const Same<A>> gate_up, Stream& stream) {
-  MILLRACE_CHECK(out.rows == gate_up.rows && 2 * out.cols == gate_up.cols, "shapes agree", out.rows, out.cols, gate_up.rows,
-                 gate_up.cols);
+  MILLRACE_CHECK(out.rows == gate_up.rows && 2 * out.cols == gate_up.cols, "shapes agree", out.rows, out.cols,
+                 gate_up.rows, gate_up.cols);
   MILLRACE_ON_DEVICE(stream, SiluMul(out, gate_up, stream));
 }
 
@@ -187,10 +189,11 @@ size_t SampleWorkspaceBytes(int64_t vocab, const Stream& stream) {
 
 void LogProbs(Vec<float> chosen, Mat<float> top_values, Mat<int32_t> top_tokens, Mat<const float> logits,
               Vec<const int32_t> tokens, Stream& stream) {
-  MILLRACE_CHECK(chosen.size == logits.rows && tokens.size == logits.rows && top_values.rows == logits.rows, "shapes agree",
-                 chosen.size, tokens.size, top_values.rows, logits.rows);
+  MILLRACE_CHECK(chosen.size == logits.rows && tokens.size == logits.rows && top_values.rows == logits.rows,
+                 "shapes agree", chosen.size, tokens.size, top_values.rows, logits.rows);
   CheckSameShape(top_values, top_tokens);
-  MILLRACE_CHECK(top_values.cols <= logits.cols, "no more top tokens than the vocabulary has", top_values.cols, logits.cols);
+  MILLRACE_CHECK(top_values.cols <= logits.cols, "no more top tokens than the vocabulary has", top_values.cols,
+                 logits.cols);
   CheckIds(tokens, -1, logits.cols);
   MILLRACE_ON_DEVICE(stream, LogProbs(chosen, top_values, top_tokens, logits, tokens, stream));
 }
@@ -199,15 +202,15 @@ template void Linear(Mat<float>, Mat<const float>, PackedWeight, Vec<const float
 template void Linear(Mat<float>, Mat<const bf16>, PackedWeight, Vec<const float>, Stream&);
 template void Linear(Mat<bf16>, Mat<const bf16>, PackedWeight, Vec<const float>, Stream&);
 
-#define MILLRACE_FOR(A)                                                                                                \
-  template void Embedding<A>(Mat<A>, PackedWeight, Vec<const int32_t>, Stream&);                                       \
-  template void RmsNorm<A>(Mat<A>, Mat<const A>, Vec<const float>, float, Stream&);                                    \
-  template void AddRmsNorm<A>(Mat<A>, Mat<A>, Mat<const A>, Vec<const float>, float, Stream&);                         \
-  template void RopeAppend<A>(Mat<A>, KvLayer<A>, Vec<const float>, Vec<const float>, float, RopeTable,                \
-                              Vec<const int32_t>, Vec<const int32_t>, Stream&);                                        \
-  template void PagedAttention<A>(Mat<A>, Mat<const A>, KvLayer<A>, const AttentionBatch&, float, Stream&);            \
-  template void SiluMul<A>(Mat<A>, Mat<const A>, Stream&);                                                             \
-  template void Add<A>(Mat<A>, Mat<const A>, Stream&);                                                                 \
+#define MILLRACE_FOR(A)                                                                                     \
+  template void Embedding<A>(Mat<A>, PackedWeight, Vec<const int32_t>, Stream&);                            \
+  template void RmsNorm<A>(Mat<A>, Mat<const A>, Vec<const float>, float, Stream&);                         \
+  template void AddRmsNorm<A>(Mat<A>, Mat<A>, Mat<const A>, Vec<const float>, float, Stream&);              \
+  template void RopeAppend<A>(Mat<A>, KvLayer<A>, Vec<const float>, Vec<const float>, float, RopeTable,     \
+                              Vec<const int32_t>, Vec<const int32_t>, Stream&);                             \
+  template void PagedAttention<A>(Mat<A>, Mat<const A>, KvLayer<A>, const AttentionBatch&, float, Stream&); \
+  template void SiluMul<A>(Mat<A>, Mat<const A>, Stream&);                                                  \
+  template void Add<A>(Mat<A>, Mat<const A>, Stream&);                                                      \
   template void GatherRows<A>(Mat<A>, Mat<const A>, Vec<const int32_t>, Stream&);
 MILLRACE_FOR(float)
 MILLRACE_FOR(bf16)

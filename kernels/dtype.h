@@ -1,4 +1,5 @@
-// Element types. bf16 is a storage type that exists without CUDA: it converts exactly to float and rounds to nearest even back.
+// Element types. bf16 is a storage type that exists without CUDA: it converts exactly to float and rounds to nearest
+// even back.
 #pragma once
 
 #include <bit>

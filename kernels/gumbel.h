@@ -1,5 +1,5 @@
-// Gumbel noise from one random word, in double and in elementary operations alone, so that every device and library gives the
-// same bits.
+// Gumbel noise from one random word, in double and in elementary operations alone, so that every device and library
+// gives the same bits.
 #pragma once
 
 #include <bit>
@@ -7,7 +7,8 @@
 
 namespace millrace {
 
-// ln x of a positive normal x, to within a few ulp: x = 2^e m with m in [sqrt(1/2), sqrt(2)), ln m = 2 atanh((m - 1) / (m + 1)).
+// ln x of a positive normal x, to within a few ulp: x = 2^e m with m in [sqrt(1/2), sqrt(2)), ln m = 2 atanh((m - 1) /
+// (m + 1)).
 constexpr double NaturalLog(double x) {
   const uint64_t bits = std::bit_cast<uint64_t>(x);
   const uint64_t sqrt_half = 0x3fe6a09e667f3bcdu;

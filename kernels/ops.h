@@ -1,8 +1,10 @@
-// The whole host API of the kernels: outputs, inputs, scalars, stream last. Ops never allocate, synchronise or read globals;
-// preconditions are checked once, in dispatch.cc. Instantiated for A = float (exact CPU serving) and A = bf16 (CUDA; on the
-// CPU the specification of it). Sums are in float and in an order that does not depend on how many rows share the call.
+// The whole host API of the kernels: outputs, inputs, scalars, stream last. Ops never allocate, synchronise or read
+// globals; preconditions are checked once, in dispatch.cc. Instantiated for A = float (exact CPU serving) and A = bf16
+// (CUDA; on the CPU the specification of it). Sums are in float and in an order that does not depend on how many rows
+// share the call.
 //
-// Letters: T rows (tokens) of the step, C hidden, F ffn, H query heads, K kv heads, D head dim, V vocabulary, R logit rows, S sequences.
+// Letters: T rows (tokens) of the step, C hidden, F ffn, H query heads, K kv heads, D head dim, V vocabulary, R logit
+// rows, S sequences.
 #pragma once
 
 #include <cstddef>
@@ -17,7 +19,8 @@ namespace millrace {
 template <class T>
 using Same = std::type_identity_t<T>;  // deduces A from the output alone
 
-// --- Weights -------------------------------------------------------------------------------------------------------------
+// --- Weights
+// -------------------------------------------------------------------------------------------------------------
 
 // Bytes of a PackedWeight on the stream's device.
 size_t PackedWeightBytes(int64_t out, int64_t in, Device device);
@@ -25,7 +28,8 @@ size_t PackedWeightBytes(int64_t out, int64_t in, Device device);
 // dst rows [row_begin, row_begin + src.rows) = src, a host matrix [rows, in]. Start-up only.
 void PackRows(PackedWeight dst, int64_t row_begin, Mat<const bf16> src, Stream& stream);
 
-// --- Transformer ---------------------------------------------------------------------------------------------------------
+// --- Transformer
+// ---------------------------------------------------------------------------------------------------------
 
 // out[t] = table[tokens[t]]                                                   out [T, C]  table [V, C]
 template <class A>
@@ -37,7 +41,8 @@ void RmsNorm(Mat<A> out, Mat<const Same<A>> x, Vec<const float> weight, float ep
 
 // residual += delta; out = RmsNorm(residual)                                  all [T, C]
 template <class A>
-void AddRmsNorm(Mat<A> out, Mat<Same<A>> residual, Mat<const Same<A>> delta, Vec<const float> weight, float eps, Stream& stream);
+void AddRmsNorm(Mat<A> out, Mat<Same<A>> residual, Mat<const Same<A>> delta, Vec<const float> weight, float eps,
+                Stream& stream);
 
 // y[t, n] = sum over c of x[t, c] * w[n, c] (+ bias[n]; an empty bias is none) y [T, N]  x [T, C]  w [N, C]
 // Y is A, or float for logits. The sum runs over c in ascending order with one fused multiply-add each.
@@ -46,18 +51,21 @@ void Linear(Mat<Y> y, Mat<const A> x, PackedWeight w, Vec<const float> bias, Str
 size_t LinearWorkspaceBytes(int64_t max_in, const Stream& stream);
 
 // For each row: q and k heads are normalised (RmsNorm over D; empty weights are none) and rotated, (a, b) of the halves
-// (i, i + D/2) becoming (a cos - b sin, b cos + a sin) at the row's position; q stays in qkv, k and v go to their slot in the
-// cache: block * kBlockTokens + offset. A negative slot writes nothing (padding rows).
-//                                                                             qkv [T, (H + 2K) D]  norms [D]  positions, slots [T]
+// (i, i + D/2) becoming (a cos - b sin, b cos + a sin) at the row's position; q stays in qkv, k and v go to their slot
+// in the cache: block * kBlockTokens + offset. A negative slot writes nothing (padding rows).
+//                                                                             qkv [T, (H + 2K) D]  norms [D] positions,
+//                                                                             slots [T]
 template <class A>
-void RopeAppend(Mat<A> qkv, KvLayer<Same<A>> kv, Vec<const float> q_norm, Vec<const float> k_norm, float eps, RopeTable rope,
-                Vec<const int32_t> positions, Vec<const int32_t> slots, Stream& stream);
+void RopeAppend(Mat<A> qkv, KvLayer<Same<A>> kv, Vec<const float> q_norm, Vec<const float> k_norm, float eps,
+                RopeTable rope, Vec<const int32_t> positions, Vec<const int32_t> slots, Stream& stream);
 
-// out[t, h] = sum over s of softmax_s(scale * q[t, h] . k[s]) * v[s], s over the tokens that row t sees; kv head h * K / H.
-// The context is walked in chunks that depend on absolute position alone.     out [T, H D]  qkv [T, (H + 2K) D]
+// out[t, h] = sum over s of softmax_s(scale * q[t, h] . k[s]) * v[s], s over the tokens that row t sees; kv head h * K
+// / H. The context is walked in chunks that depend on absolute position alone.     out [T, H D]  qkv [T, (H + 2K) D]
 template <class A>
-void PagedAttention(Mat<A> out, Mat<const Same<A>> qkv, KvLayer<Same<A>> kv, const AttentionBatch& batch, float scale, Stream& stream);
-size_t PagedAttentionWorkspaceBytes(int64_t max_context, int num_heads, int num_kv_heads, int head_dim, const Stream& stream);
+void PagedAttention(Mat<A> out, Mat<const Same<A>> qkv, KvLayer<Same<A>> kv, const AttentionBatch& batch, float scale,
+                    Stream& stream);
+size_t PagedAttentionWorkspaceBytes(int64_t max_context, int num_heads, int num_kv_heads, int head_dim,
+                                    const Stream& stream);
 
 // out[t, f] = silu(gate_up[t, f]) * gate_up[t, F + f], silu(x) = x / (1 + e^-x) out [T, F]  gate_up [T, 2F]
 template <class A>
@@ -71,22 +79,24 @@ void Add(Mat<A> x, Mat<const Same<A>> delta, Stream& stream);
 template <class A>
 void GatherRows(Mat<A> out, Mat<const Same<A>> x, Vec<const int32_t> rows, Stream& stream);
 
-// --- Sampling ------------------------------------------------------------------------------------------------------------
+// --- Sampling
+// ------------------------------------------------------------------------------------------------------------
 
 // How to sample one logit row. Fields are validated before they come here.
 struct SamplingRow {
-  float temperature = 0;          // 0: greedy; the filters below do not apply then
-  int32_t top_k = 0;              // 0: off; ties with the k-th stay
-  float top_p = 1;                // 1: off
-  float min_p = 0;                // 0: off
-  float repetition_penalty = 1;   // over prompt and output: positive logits are divided, negative multiplied (CTRL, arXiv 1909.05858)
-  float presence_penalty = 0;     // over output tokens
-  float frequency_penalty = 0;    // over output tokens, times their count
-  int32_t history = -1;           // this sequence's row of `history`; -1: no penalties
-  int32_t bias_begin = 0;         // its range [bias_begin, bias_end) of `biases`; tokens are distinct within it
+  float temperature = 0;  // 0: greedy; the filters below do not apply then
+  int32_t top_k = 0;      // 0: off; ties with the k-th stay
+  float top_p = 1;        // 1: off
+  float min_p = 0;        // 0: off
+  float repetition_penalty =
+      1;  // over prompt and output: positive logits are divided, negative multiplied (CTRL, arXiv 1909.05858)
+  float presence_penalty = 0;   // over output tokens
+  float frequency_penalty = 0;  // over output tokens, times their count
+  int32_t history = -1;         // this sequence's row of `history`; -1: no penalties
+  int32_t bias_begin = 0;       // its range [bias_begin, bias_end) of `biases`; tokens are distinct within it
   int32_t bias_end = 0;
   uint64_t seed = 0;
-  int64_t position = 0;           // of the token being sampled, counted from the first prompt token
+  int64_t position = 0;  // of the token being sampled, counted from the first prompt token
 };
 
 struct LogitBias {
@@ -98,21 +108,22 @@ struct LogitBias {
 using TokenCount = uint32_t;
 inline constexpr TokenCount kPromptToken = 1u << 31;
 
-// out[r] = logits[r] after penalties, bias, temperature, min-p, top-k, top-p, in this order; filtered tokens are -infinity.
-// With temperature 0 all but the largest are. The probabilities are the softmax of it.   out, logits [R, V]  rows [R]
+// out[r] = logits[r] after penalties, bias, temperature, min-p, top-k, top-p, in this order; filtered tokens are
+// -infinity. With temperature 0 all but the largest are. The probabilities are the softmax of it.   out, logits [R, V]
+// rows [R]
 void ProcessLogits(Mat<float> out, Mat<const float> logits, Vec<const SamplingRow> rows, Vec<const LogitBias> biases,
                    Mat<const TokenCount> history, Stream& stream);
 
-// tokens[r] = argmax over v of ProcessLogits(r)[v] + g(seed, position, v); g = -ln(-ln u) is Gumbel noise, u from Philox4x32-10
-// (Salmon et al., SC'11) keyed by the seed with counter (v / 4, position), word v % 4; ties go to the lowest id.
-// -1 where the logits hold a NaN or an infinity, or every token is forbidden.
+// tokens[r] = argmax over v of ProcessLogits(r)[v] + g(seed, position, v); g = -ln(-ln u) is Gumbel noise, u from
+// Philox4x32-10 (Salmon et al., SC'11) keyed by the seed with counter (v / 4, position), word v % 4; ties go to the
+// lowest id. -1 where the logits hold a NaN or an infinity, or every token is forbidden.
 void Sample(Vec<int32_t> tokens, Mat<const float> logits, Vec<const SamplingRow> rows, Vec<const LogitBias> biases,
             Mat<const TokenCount> history, Stream& stream);
 size_t SampleWorkspaceBytes(int64_t vocab, const Stream& stream);
 
-// Natural-log softmax of the raw logits (temperature 1, before any processing): chosen[r] of tokens[r], and the N likeliest
-// tokens, best first, ties to the lowest id.                                    top_* [R, N]  N <= V
-void LogProbs(Vec<float> chosen, Mat<float> top_values, Mat<int32_t> top_tokens, Mat<const float> logits, Vec<const int32_t> tokens,
-              Stream& stream);
+// Natural-log softmax of the raw logits (temperature 1, before any processing): chosen[r] of tokens[r], and the N
+// likeliest tokens, best first, ties to the lowest id.                                    top_* [R, N]  N <= V
+void LogProbs(Vec<float> chosen, Mat<float> top_values, Mat<int32_t> top_tokens, Mat<const float> logits,
+              Vec<const int32_t> tokens, Stream& stream);
 
 }  // namespace millrace

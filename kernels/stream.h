@@ -1,5 +1,6 @@
-// Where work runs: one device, its order of execution, and the scratch memory its ops share. Opened at start-up, moved, never
-// copied; used by one thread (a worker's engine thread). The CPU's stream owns the compute threads and runs each op to its end.
+// Where work runs: one device, its order of execution, and the scratch memory its ops share. Opened at start-up, moved,
+// never copied; used by one thread (a worker's engine thread). The CPU's stream owns the compute threads and runs each
+// op to its end.
 #pragma once
 
 #include <cstddef>
@@ -22,7 +23,8 @@ class Stream {
   Device device() const;
   int num_threads() const;
 
-  // Grows the scratch memory shared by the ops on this stream. Start-up only; ops check that it suffices and never grow it.
+  // Grows the scratch memory shared by the ops on this stream. Start-up only; ops check that it suffices and never grow
+  // it.
   void ReserveWorkspace(size_t bytes);
   std::byte* workspace() const;
   size_t workspace_bytes() const;

@@ -1,5 +1,5 @@
-// Views over contiguous, row-major memory of the stream's device. A view owns nothing and does not outlive the call it is passed to.
-// Another memory layout is another named type (PackedWeight, KvLayer), never a flag.
+// Views over contiguous, row-major memory of the stream's device. A view owns nothing and does not outlive the call it
+// is passed to. Another memory layout is another named type (PackedWeight, KvLayer), never a flag.
 #pragma once
 
 #include <cstdint>
@@ -50,8 +50,9 @@ struct Mat<const T> {
   Mat Rows(int64_t begin, int64_t count) const { return {row(begin), count, cols}; }
 };
 
-// Weights of y = W x, W [out, in], in the layout the device multiplies fastest. Filled by PackRows, read by Linear and Embedding.
-// CPU: panels of kPanelRows output rows, [ceil(out / 16)][in][16], the last one padded with zeros. CUDA: row-major [out, in].
+// Weights of y = W x, W [out, in], in the layout the device multiplies fastest. Filled by PackRows, read by Linear and
+// Embedding. CPU: panels of kPanelRows output rows, [ceil(out / 16)][in][16], the last one padded with zeros. CUDA:
+// row-major [out, in].
 struct PackedWeight {
   bf16* data = nullptr;
   int64_t out = 0;
@@ -76,8 +77,8 @@ struct RopeTable {
   Mat<const float> sin;
 };
 
-// A ragged batch of S sequences over T rows. Sequence i owns rows [query_start[i], query_start[i + 1]); they are its last
-// tokens, so row j of sequence i sees context_len[i] - (query_start[i + 1] - 1 - j) tokens.
+// A ragged batch of S sequences over T rows. Sequence i owns rows [query_start[i], query_start[i + 1]); they are its
+// last tokens, so row j of sequence i sees context_len[i] - (query_start[i + 1] - 1 - j) tokens.
 struct AttentionBatch {
   Vec<const int32_t> query_start;  // [S + 1]
   Vec<const int32_t> context_len;  // [S] tokens in the cache, those of this step included

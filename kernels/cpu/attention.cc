@@ -48,8 +48,8 @@ MILLRACE_LANES void Accumulate(Running& run, int row, int rows, const A* v, int6
   float* const out = run.out + row * dim;
   const Panels<A> dims{v + begin * dim, kLanes, dim};
   MultiplyRows(
-      rows, run.p + row * kBlockTokens + begin, kBlockTokens, dims, end - begin, 0, dim / kLanes,
-      [=](int m, int64_t d) __attribute__((always_inline)) { return Load(out + m * dim + d * kLanes); },
+      rows, run.p + row * kBlockTokens + begin, kBlockTokens, dims, end - begin, 0,
+      dim / kLanes, [=](int m, int64_t d) __attribute__((always_inline)) { return Load(out + m * dim + d * kLanes); },
       [=](int m, int64_t d, F16 sum) __attribute__((always_inline)) { Store(out + m * dim + d * kLanes, sum); });
 }
 
@@ -59,7 +59,8 @@ void AttendBlock(Running& run, int rows, const A* k, const A* v, int64_t dim, in
   MultiplyRows(
       rows, run.q, dim, Panels<A>{k, kLanes, kBlockTokens}, dim, 0, kBlockTokens / kLanes,
       [](int, int64_t) __attribute__((always_inline)) { return Broadcast(0); },
-      [=](int m, int64_t half, F16 sum) __attribute__((always_inline)) { Store(p + m * kBlockTokens + half * kLanes, sum); });
+      [=](int m, int64_t half, F16 sum)
+          __attribute__((always_inline)) { Store(p + m * kBlockTokens + half * kLanes, sum); });
   int64_t counts[kTileRows];
   int64_t shared = kBlockTokens;
   for (int i = 0; i < rows; ++i) {
@@ -96,7 +97,8 @@ void AttendTile(const AttentionTile<A>& tile, KvLayer<A> kv) {
     if (run.visible[i] > most_visible) most_visible = run.visible[i];
   }
   for (int64_t token = 0; token < most_visible; token += kBlockTokens) {
-    const int64_t block = (tile.blocks[token / kBlockTokens] * int64_t{kv.num_kv_heads} + tile.kv_head) * dim * kBlockTokens;
+    const int64_t block =
+        (tile.blocks[token / kBlockTokens] * int64_t{kv.num_kv_heads} + tile.kv_head) * dim * kBlockTokens;
     AttendBlock(run, rows, kv.k + block, kv.v + block, dim, token, tile.scale);
   }
   for (int i = 0; i < rows; ++i) {

@@ -12,8 +12,8 @@ void RmsNormRows(Mat<A> out, Mat<const A> x, Vec<const float> weight, float eps,
 template <class A>
 void AddRmsNormRows(Mat<A> out, Mat<A> residual, Mat<const A> delta, Vec<const float> weight, float eps, Range rows);
 template <class A>
-void RopeAppendRows(Mat<A> qkv, KvLayer<A> kv, Vec<const float> q_norm, Vec<const float> k_norm, float eps, RopeTable rope,
-                    Vec<const int32_t> positions, Vec<const int32_t> slots, Range rows);
+void RopeAppendRows(Mat<A> qkv, KvLayer<A> kv, Vec<const float> q_norm, Vec<const float> k_norm, float eps,
+                    RopeTable rope, Vec<const int32_t> positions, Vec<const int32_t> slots, Range rows);
 template <class A>
 void AttendTile(const AttentionTile<A>& tile, KvLayer<A> kv);
 template <class A>

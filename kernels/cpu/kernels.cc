@@ -10,7 +10,8 @@ constexpr ActivationKernels<A> kActivationKernels = {
 };
 
 extern const Kernels kKernels;
-const Kernels kKernels = {kTileRows, kActivationKernels<float>, kActivationKernels<bf16>, IsFinite, MaxOf, ExpSum, PhiloxGroups};
+const Kernels kKernels = {kTileRows,   kActivationKernels<float>, kActivationKernels<bf16>, IsFinite, MaxOf, ExpSum,
+                          PhiloxGroups};
 static_assert(kTileRows <= kMaxTileRows);
 
 }  // namespace millrace::cpu::MILLRACE_ISA

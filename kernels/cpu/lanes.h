@@ -1,6 +1,7 @@
-// Sixteen floats, the same operations in three builds: AVX-512, AVX2 with FMA, and plain C++. Every operation is one IEEE
-// operation per lane, so the builds agree bit for bit. Included only by files compiled once per build, which name their
-// namespace MILLRACE_ISA; nothing inline may leave that namespace (the linker would keep one build's copy for all).
+// Sixteen floats, the same operations in three builds: AVX-512, AVX2 with FMA, and plain C++. Every operation is one
+// IEEE operation per lane, so the builds agree bit for bit. Included only by files compiled once per build, which name
+// their namespace MILLRACE_ISA; nothing inline may leave that namespace (the linker would keep one build's copy for
+// all).
 #pragma once
 
 #include <bit>
@@ -125,23 +126,39 @@ MILLRACE_LANES F16 EachLane(const Fn& fn) {
   for (int i = 0; i < kLanes; ++i) r.v[i] = fn(i);
   return r;
 }
-MILLRACE_LANES F16 Broadcast(float x) { return EachLane([&](int) { return x; }); }
-MILLRACE_LANES F16 Load(const float* p) { return EachLane([&](int i) { return p[i]; }); }
+MILLRACE_LANES F16 Broadcast(float x) {
+  return EachLane([&](int) { return x; });
+}
+MILLRACE_LANES F16 Load(const float* p) {
+  return EachLane([&](int i) { return p[i]; });
+}
 MILLRACE_LANES F16 Load(const bf16* p) {
   return EachLane([&](int i) { return std::bit_cast<float>(static_cast<uint32_t>(p[i].bits) << 16); });
 }
 MILLRACE_LANES void Store(float* p, F16 a) {
   for (int i = 0; i < kLanes; ++i) p[i] = a.v[i];
 }
-MILLRACE_LANES F16 Add(F16 a, F16 b) { return EachLane([&](int i) { return a.v[i] + b.v[i]; }); }
-MILLRACE_LANES F16 Sub(F16 a, F16 b) { return EachLane([&](int i) { return a.v[i] - b.v[i]; }); }
-MILLRACE_LANES F16 Mul(F16 a, F16 b) { return EachLane([&](int i) { return a.v[i] * b.v[i]; }); }
-MILLRACE_LANES F16 Div(F16 a, F16 b) { return EachLane([&](int i) { return a.v[i] / b.v[i]; }); }
+MILLRACE_LANES F16 Add(F16 a, F16 b) {
+  return EachLane([&](int i) { return a.v[i] + b.v[i]; });
+}
+MILLRACE_LANES F16 Sub(F16 a, F16 b) {
+  return EachLane([&](int i) { return a.v[i] - b.v[i]; });
+}
+MILLRACE_LANES F16 Mul(F16 a, F16 b) {
+  return EachLane([&](int i) { return a.v[i] * b.v[i]; });
+}
+MILLRACE_LANES F16 Div(F16 a, F16 b) {
+  return EachLane([&](int i) { return a.v[i] / b.v[i]; });
+}
 MILLRACE_LANES F16 Fma(F16 a, F16 b, F16 c) {
   return EachLane([&](int i) { return __builtin_fmaf(a.v[i], b.v[i], c.v[i]); });
 }
-MILLRACE_LANES F16 Max(F16 a, F16 b) { return EachLane([&](int i) { return a.v[i] > b.v[i] ? a.v[i] : b.v[i]; }); }
-MILLRACE_LANES F16 Min(F16 a, F16 b) { return EachLane([&](int i) { return a.v[i] < b.v[i] ? a.v[i] : b.v[i]; }); }
+MILLRACE_LANES F16 Max(F16 a, F16 b) {
+  return EachLane([&](int i) { return a.v[i] > b.v[i] ? a.v[i] : b.v[i]; });
+}
+MILLRACE_LANES F16 Min(F16 a, F16 b) {
+  return EachLane([&](int i) { return a.v[i] < b.v[i] ? a.v[i] : b.v[i]; });
+}
 MILLRACE_LANES F16 IfLess(F16 a, F16 b, F16 x, F16 y) {
   return EachLane([&](int i) { return a.v[i] < b.v[i] ? x.v[i] : y.v[i]; });
 }
@@ -156,8 +173,8 @@ MILLRACE_LANES F16 ScaleByBits(F16 a, F16 shifted) {
 
 #endif
 
-// Sixteen weights in the order that is cheapest to load, which differs by type and build; accumulators of products with them
-// are brought into that order before and out of it after. Lanes never mix, so their bits do not depend on it.
+// Sixteen weights in the order that is cheapest to load, which differs by type and build; accumulators of products with
+// them are brought into that order before and out of it after. Lanes never mix, so their bits do not depend on it.
 template <class W>
 MILLRACE_LANES F16 LoadWeights(const W* p) {
   return Load(p);
@@ -204,13 +221,15 @@ template <class Fn>
 MILLRACE_LANES void ForLanes(int64_t count, const Fn& fn) {
   int64_t i = 0;
   for (; i + kLanes <= count; i += kLanes) {
-    fn(i, [](const auto* p) __attribute__((always_inline)) { return Load(p); },
-       [](auto* p, F16 a) __attribute__((always_inline)) { Store(p, a); });
+    fn(
+        i, [](const auto* p) __attribute__((always_inline)) { return Load(p); },
+        [](auto* p, F16 a) __attribute__((always_inline)) { Store(p, a); });
   }
   const int64_t n = count - i;
   if (n > 0) {
-    fn(i, [n](const auto* p) __attribute__((always_inline)) { return LoadSome(p, n); },
-       [n](auto* p, F16 a) __attribute__((always_inline)) { StoreSome(p, a, n); });
+    fn(
+        i, [n](const auto* p) __attribute__((always_inline)) { return LoadSome(p, n); },
+        [n](auto* p, F16 a) __attribute__((always_inline)) { StoreSome(p, a, n); });
   }
 }
 
@@ -231,8 +250,8 @@ MILLRACE_LANES float Largest(F16 a) {
   return Reduce(a, [](float x, float y) { return x > y ? x : y; });
 }
 
-// e^x to within 1 ulp or so: x = n ln 2 + r, |r| <= ln(2) / 2, a polynomial in r, and n added to the exponent. Below the
-// smallest normal number it is 0, above the largest it is infinity, of a NaN it is that NaN; e^0 is exactly 1.
+// e^x to within 1 ulp or so: x = n ln 2 + r, |r| <= ln(2) / 2, a polynomial in r, and n added to the exponent. Below
+// the smallest normal number it is 0, above the largest it is infinity, of a NaN it is that NaN; e^0 is exactly 1.
 MILLRACE_LANES F16 Exp(F16 x) {
   const F16 least = Broadcast(-87.0f), most = Broadcast(88.37f);
   const F16 y = Min(most, Max(least, x));

@@ -43,14 +43,16 @@ void LinearPanels(Mat<Y> y, Mat<const A> x, PackedWeight w, Vec<const float> bia
   Panels<bf16> weights{w.data, w.in * kPanelRows, kPanelRows};
   const int64_t fitting = kGroupBytes / (w.in * kPanelRows * static_cast<int64_t>(sizeof(bf16)));
   const int64_t group = x.rows <= kTileRows ? panels.end - panels.begin : fitting < 4 ? 4 : fitting / 4 * 4;
-  if (x.rows > kTileRows) weights.ahead = group * weights.panel_stride;  // the next group comes while all rows use this one
+  if (x.rows > kTileRows)
+    weights.ahead = group * weights.panel_stride;  // the next group comes while all rows use this one
   for (int64_t begin = panels.begin; begin < panels.end; begin += group) {
     const int64_t end = begin + group < panels.end ? begin + group : panels.end;
     int64_t tiles = (x.rows + kTileRows - 1) / kTileRows;
     for (int64_t row = 0, rows; tiles > 0; row += rows, --tiles) {
       rows = (x.rows - row + tiles - 1) / tiles;
       const Outputs<Y> outputs{{y.data + row * y.cols, rows, y.cols}, bias};
-      MultiplyRows(static_cast<int>(rows), AsFloat(x, row, rows, scratch), x.cols, weights, w.in, begin, end, Zero{}, outputs);
+      MultiplyRows(static_cast<int>(rows), AsFloat(x, row, rows, scratch), x.cols, weights, w.in, begin, end, Zero{},
+                   outputs);
     }
   }
 }

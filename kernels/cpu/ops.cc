@@ -16,7 +16,9 @@ int64_t GrainRows(int64_t cols) { return std::max<int64_t>(1, kGrainElements / s
 
 template <class Fn>
 void ForRows(int64_t rows, int64_t cols, Stream& stream, const Fn& fn) {
-  StateOf(stream).threads.ParallelFor(rows, GrainRows(cols), [&](int64_t begin, int64_t end, int) { fn(Range{begin, end}); });
+  StateOf(stream).threads.ParallelFor(rows, GrainRows(cols), [&](int64_t begin, int64_t end, int) {
+    fn(Range{begin, end});
+  });
 }
 
 template <class A>
@@ -87,7 +89,8 @@ void RopeAppend(Mat<A> qkv, KvLayer<A> kv, Vec<const float> q_norm, Vec<const fl
 
 // Tiles differ in length, so threads claim them one by one; which thread computes one changes nothing in its bits.
 template <class A>
-void PagedAttention(Mat<A> out, Mat<const A> qkv, KvLayer<A> kv, const AttentionBatch& batch, float scale, Stream& stream) {
+void PagedAttention(Mat<A> out, Mat<const A> qkv, KvLayer<A> kv, const AttentionBatch& batch, float scale,
+                    Stream& stream) {
   State& state = StateOf(stream);
   const int64_t dim = kv.head_dim, kv_heads = kv.num_kv_heads;
   const int group = static_cast<int>(out.cols / dim / kv_heads);
@@ -153,15 +156,15 @@ template void Linear(Mat<float>, Mat<const float>, PackedWeight, Vec<const float
 template void Linear(Mat<float>, Mat<const bf16>, PackedWeight, Vec<const float>, Stream&);
 template void Linear(Mat<bf16>, Mat<const bf16>, PackedWeight, Vec<const float>, Stream&);
 
-#define MILLRACE_FOR(A)                                                                                                  \
-  template void Embedding(Mat<A>, PackedWeight, Vec<const int32_t>, Stream&);                                            \
-  template void RmsNorm(Mat<A>, Mat<const A>, Vec<const float>, float, Stream&);                                         \
-  template void AddRmsNorm(Mat<A>, Mat<A>, Mat<const A>, Vec<const float>, float, Stream&);                              \
-  template void RopeAppend(Mat<A>, KvLayer<A>, Vec<const float>, Vec<const float>, float, RopeTable, Vec<const int32_t>, \
-                           Vec<const int32_t>, Stream&);                                                                 \
-  template void PagedAttention(Mat<A>, Mat<const A>, KvLayer<A>, const AttentionBatch&, float, Stream&);                 \
-  template void SiluMul(Mat<A>, Mat<const A>, Stream&);                                                                  \
-  template void Add(Mat<A>, Mat<const A>, Stream&);                                                                      \
+#define MILLRACE_FOR(A)                                                                                  \
+  template void Embedding(Mat<A>, PackedWeight, Vec<const int32_t>, Stream&);                            \
+  template void RmsNorm(Mat<A>, Mat<const A>, Vec<const float>, float, Stream&);                         \
+  template void AddRmsNorm(Mat<A>, Mat<A>, Mat<const A>, Vec<const float>, float, Stream&);              \
+  template void RopeAppend(Mat<A>, KvLayer<A>, Vec<const float>, Vec<const float>, float, RopeTable,     \
+                           Vec<const int32_t>, Vec<const int32_t>, Stream&);                             \
+  template void PagedAttention(Mat<A>, Mat<const A>, KvLayer<A>, const AttentionBatch&, float, Stream&); \
+  template void SiluMul(Mat<A>, Mat<const A>, Stream&);                                                  \
+  template void Add(Mat<A>, Mat<const A>, Stream&);                                                      \
   template void GatherRows(Mat<A>, Mat<const A>, Vec<const int32_t>, Stream&);
 MILLRACE_FOR(float)
 MILLRACE_FOR(bf16)

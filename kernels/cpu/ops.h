@@ -1,4 +1,5 @@
-// The CPU's ops: ops.h with the preconditions already checked. Split over the stream's threads here, computed by isa.h's builds.
+// The CPU's ops: ops.h with the preconditions already checked. Split over the stream's threads here, computed by
+// isa.h's builds.
 #pragma once
 
 #include "kernels/ops.h"
@@ -19,7 +20,8 @@ template <class A>
 void RopeAppend(Mat<A> qkv, KvLayer<A> kv, Vec<const float> q_norm, Vec<const float> k_norm, float eps, RopeTable rope,
                 Vec<const int32_t> positions, Vec<const int32_t> slots, Stream& stream);
 template <class A>
-void PagedAttention(Mat<A> out, Mat<const A> qkv, KvLayer<A> kv, const AttentionBatch& batch, float scale, Stream& stream);
+void PagedAttention(Mat<A> out, Mat<const A> qkv, KvLayer<A> kv, const AttentionBatch& batch, float scale,
+                    Stream& stream);
 template <class A>
 void SiluMul(Mat<A> out, Mat<const A> gate_up, Stream& stream);
 template <class A>

@@ -19,7 +19,8 @@ MILLRACE_LANES float InverseRms(const A* x, int64_t count, float eps) {
 template <class A>
 MILLRACE_LANES void Normalise(A* out, const A* x, const float* weight, int64_t count, float eps) {
   const F16 scale = Broadcast(InverseRms(x, count, eps));
-  ForLanes(count, [&](int64_t i, auto load, auto store) { store(out + i, Mul(Mul(load(x + i), scale), load(weight + i))); });
+  ForLanes(count,
+           [&](int64_t i, auto load, auto store) { store(out + i, Mul(Mul(load(x + i), scale), load(weight + i))); });
 }
 
 template <class A>
@@ -55,8 +56,8 @@ void AddRmsNormRows(Mat<A> out, Mat<A> residual, Mat<const A> delta, Vec<const f
 }
 
 template <class A>
-void RopeAppendRows(Mat<A> qkv, KvLayer<A> kv, Vec<const float> q_norm, Vec<const float> k_norm, float eps, RopeTable rope,
-                    Vec<const int32_t> positions, Vec<const int32_t> slots, Range rows) {
+void RopeAppendRows(Mat<A> qkv, KvLayer<A> kv, Vec<const float> q_norm, Vec<const float> k_norm, float eps,
+                    RopeTable rope, Vec<const int32_t> positions, Vec<const int32_t> slots, Range rows) {
   const int64_t dim = kv.head_dim, kv_heads = kv.num_kv_heads;
   const int64_t q_heads = qkv.cols / dim - 2 * kv_heads;
   for (int64_t t = rows.begin; t < rows.end; ++t) {
@@ -96,12 +97,12 @@ void SiluMulRows(Mat<A> out, Mat<const A> gate_up, Range rows) {
   }
 }
 
-#define MILLRACE_FOR(A)                                                                                              \
-  template void RmsNormRows(Mat<A>, Mat<const A>, Vec<const float>, float, Range);                                   \
-  template void AddRmsNormRows(Mat<A>, Mat<A>, Mat<const A>, Vec<const float>, float, Range);                        \
-  template void RopeAppendRows(Mat<A>, KvLayer<A>, Vec<const float>, Vec<const float>, float, RopeTable,             \
-                               Vec<const int32_t>, Vec<const int32_t>, Range);                                       \
-  template void SiluMulRows(Mat<A>, Mat<const A>, Range);                                                            \
+#define MILLRACE_FOR(A)                                                                                  \
+  template void RmsNormRows(Mat<A>, Mat<const A>, Vec<const float>, float, Range);                       \
+  template void AddRmsNormRows(Mat<A>, Mat<A>, Mat<const A>, Vec<const float>, float, Range);            \
+  template void RopeAppendRows(Mat<A>, KvLayer<A>, Vec<const float>, Vec<const float>, float, RopeTable, \
+                               Vec<const int32_t>, Vec<const int32_t>, Range);                           \
+  template void SiluMulRows(Mat<A>, Mat<const A>, Range);                                                \
   template void AddElements(A*, const A*, int64_t);
 MILLRACE_FOR(float)
 MILLRACE_FOR(bf16)

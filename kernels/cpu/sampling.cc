@@ -114,8 +114,8 @@ void ProcessRow(const Kernels& kernels, Vec<float> z, const float* logits, const
   if (row.top_p < 1) KeepTopP(kernels, z, row.top_p, weights);
 }
 
-// argmax of z + noise. Only tokens whose noise could lift them over the best so far get theirs computed: -ln u >= 1 - u, so a
-// token that trails by d needs ~word < 2^32 e^-d.
+// argmax of z + noise. Only tokens whose noise could lift them over the best so far get theirs computed: -ln u >= 1 -
+// u, so a token that trails by d needs ~word < 2^32 e^-d.
 int32_t NoisyArgmax(const Kernels& kernels, Vec<const float> z, uint64_t seed, int64_t position) {
   constexpr int64_t kTokens = 64;  // of one call for random words
   uint32_t words[kTokens];

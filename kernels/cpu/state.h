@@ -8,7 +8,8 @@
 namespace millrace::cpu {
 
 struct State : Stream::State {
-  explicit State(int num_threads) : Stream::State(Device::kCpu), threads(num_threads), kernels(&KernelsFor(BestIsa())) {}
+  explicit State(int num_threads)
+      : Stream::State(Device::kCpu), threads(num_threads), kernels(&KernelsFor(BestIsa())) {}
   int num_threads() const override { return threads.num_threads(); }
   void Synchronize() override {}  // every op has ended when it returns
 

@@ -1,5 +1,5 @@
-// The compute threads of a CPU stream: n - 1 threads that live as long as the pool, the caller being the n-th. Used by one
-// thread. Run hands out one region at a time and returns when every thread has ended its part.
+// The compute threads of a CPU stream: n - 1 threads that live as long as the pool, the caller being the n-th. Used by
+// one thread. Run hands out one region at a time and returns when every thread has ended its part.
 #pragma once
 
 #include <atomic>
@@ -31,7 +31,8 @@ class ThreadPool {
     const auto part = [&](int thread) {
       if (thread < parts) fn(count * thread / parts, count * (thread + 1) / parts, thread);
     };
-    Run([](const void* p, int thread) { (*static_cast<const std::remove_reference_t<decltype(part)>*>(p))(thread); }, &part);
+    Run([](const void* p, int thread) { (*static_cast<const std::remove_reference_t<decltype(part)>*>(p))(thread); },
+        &part);
   }
 
  private:

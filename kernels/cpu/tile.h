@@ -1,5 +1,6 @@
-// The one product that Linear and PagedAttention share: M rows of x against G panels of 16 columns, each output one chain of
-// fused multiply-adds in ascending order. Registers: M * G accumulators, so that weights are read once for M rows.
+// The one product that Linear and PagedAttention share: M rows of x against G panels of 16 columns, each output one
+// chain of fused multiply-adds in ascending order. Registers: M * G accumulators, so that weights are read once for M
+// rows.
 #pragma once
 
 #include <type_traits>
@@ -76,8 +77,8 @@ MILLRACE_LANES void Tile(const float* x, int64_t x_stride, Panels<W> panels, int
 }
 
 template <int M, class W, class Init, class Store>
-void TilePanels(const float* x, int64_t x_stride, Panels<W> panels, int64_t depth, int64_t begin, int64_t end, const Init& init,
-                const Store& store) {
+void TilePanels(const float* x, int64_t x_stride, Panels<W> panels, int64_t depth, int64_t begin, int64_t end,
+                const Init& init, const Store& store) {
   constexpr int kAtOnce = PanelsAtOnce(M);
   int64_t p = begin;
   for (; p + kAtOnce <= end; p += kAtOnce) Tile<M, kAtOnce>(x, x_stride, panels, depth, p, init, store);
@@ -88,8 +89,8 @@ void TilePanels(const float* x, int64_t x_stride, Panels<W> panels, int64_t dept
 
 // TilePanels with M = rows, 1 <= rows <= kTileRows.
 template <int M = kTileRows, class W, class Init, class Store>
-void MultiplyRows(int rows, const float* x, int64_t x_stride, Panels<W> panels, int64_t depth, int64_t begin, int64_t end,
-                  const Init& init, const Store& store) {
+void MultiplyRows(int rows, const float* x, int64_t x_stride, Panels<W> panels, int64_t depth, int64_t begin,
+                  int64_t end, const Init& init, const Store& store) {
   if (rows == M) {
     TilePanels<M>(x, x_stride, panels, depth, begin, end, init, store);
   } else if constexpr (M > 1) {

@@ -1,5 +1,5 @@
-// Each op at the shapes of SmolLM2-135M, with its share of what this machine can do, measured first in the same run: reading
-// memory, and fp32 multiply-adds. The number of threads is MILLRACE_BENCH_THREADS, or the machine's.
+// Each op at the shapes of SmolLM2-135M, with its share of what this machine can do, measured first in the same run:
+// reading memory, and fp32 multiply-adds. The number of threads is MILLRACE_BENCH_THREADS, or the machine's.
 #include <benchmark/benchmark.h>
 
 #include <algorithm>
@@ -92,8 +92,9 @@ double MultiplyAddPeak() {
       const double begin = Seconds();
       cpu::StateOf(TheStream()).threads.ParallelFor(Threads(), 1, [&](int64_t from, int64_t to, int) {
         for (int again = 0; again < 100; ++again) {
-          cpu::StateOf(TheStream()).kernels->f32.linear({y.data(), 48, w.weight.out}, {x.data(), 48, 128}, w.weight, {}, nullptr,
-                                                       {2 * from, 2 * to});
+          cpu::StateOf(TheStream())
+              .kernels->f32.linear({y.data(), 48, w.weight.out}, {x.data(), 48, 128}, w.weight, {}, nullptr,
+                                   {2 * from, 2 * to});
         }
       });
       fastest = std::max(fastest, 100 * 2.0 * 48 * 128 * static_cast<double>(w.weight.out) / (Seconds() - begin));
@@ -140,7 +141,8 @@ void BM_Linear(benchmark::State& state) {
   std::vector<float> y(static_cast<size_t>(rows * out));
   size_t next = 0;
   Measure(state, static_cast<double>(out * in * 2), 2.0 * static_cast<double>(rows * out * in), [&] {
-    Linear(Mat<float>{y.data(), rows, out}, Mat<const float>(x.data(), rows, in), weights[next].weight, {}, TheStream());
+    Linear(Mat<float>{y.data(), rows, out}, Mat<const float>(x.data(), rows, in), weights[next].weight, {},
+           TheStream());
     next = (next + 1) % weights.size();
   });
 }
@@ -163,7 +165,8 @@ void BM_StepLinears(benchmark::State& state) {
   const auto x = Numbers(rows * kF);
   std::vector<float> y(static_cast<size_t>(rows * 2 * kF)), logits(static_cast<size_t>(rows * kV));
   const auto multiply = [&](const Weight& w, float* to) {
-    Linear(Mat<float>{to, rows, w.weight.out}, Mat<const float>(x.data(), rows, w.weight.in), w.weight, {}, TheStream());
+    Linear(Mat<float>{to, rows, w.weight.out}, Mat<const float>(x.data(), rows, w.weight.in), w.weight, {},
+           TheStream());
   };
   const double weights = static_cast<double>(kLayers * kC * (960 + kC + 3 * kF) + kV * kC);
   Measure(state, 2 * weights, 2 * weights * static_cast<double>(rows), [&] {
@@ -188,7 +191,8 @@ void BM_PagedAttention(benchmark::State& state) {
   std::iota(table.begin(), table.end(), 0);
   for (int64_t s = 0; s <= sequences; ++s) start[static_cast<size_t>(s)] = static_cast<int32_t>(s * rows);
   const std::vector<int32_t> lengths(static_cast<size_t>(sequences), static_cast<int32_t>(context));
-  const AttentionBatch batch{{start.data(), sequences + 1}, {lengths.data(), sequences}, {table.data(), sequences, blocks}};
+  const AttentionBatch batch{
+      {start.data(), sequences + 1}, {lengths.data(), sequences}, {table.data(), sequences, blocks}};
   const double seen = static_cast<double>(q_rows) * (static_cast<double>(context) - static_cast<double>(rows - 1) / 2);
   Measure(state, 2.0 * 4 * static_cast<double>(sequences * context) * kKvHeads * kDim, 4.0 * seen * kHeads * kDim, [&] {
     PagedAttention(Mat<float>{out.data(), q_rows, kHeads * kDim}, {qkv.data(), q_rows, (kHeads + 2 * kKvHeads) * kDim},
@@ -208,7 +212,8 @@ void BM_RmsNorm(benchmark::State& state) {
   const auto x = Numbers(rows * kC), weight = Numbers(kC);
   std::vector<float> out(x.size());
   Measure(state, 8.0 * static_cast<double>(rows * kC), 0, [&] {
-    RmsNorm(Mat<float>{out.data(), rows, kC}, Mat<const float>(x.data(), rows, kC), {weight.data(), kC}, 1e-5f, TheStream());
+    RmsNorm(Mat<float>{out.data(), rows, kC}, Mat<const float>(x.data(), rows, kC), {weight.data(), kC}, 1e-5f,
+            TheStream());
   });
 }
 BENCHMARK(BM_RmsNorm)->ArgName("rows")->Arg(1)->Arg(16)->Arg(512)->UseManualTime();
@@ -217,8 +222,9 @@ void BM_SiluMul(benchmark::State& state) {
   const int64_t rows = state.range(0);
   const auto x = Numbers(rows * 2 * kF);
   std::vector<float> out(static_cast<size_t>(rows * kF));
-  Measure(state, 12.0 * static_cast<double>(rows * kF), 0,
-          [&] { SiluMul(Mat<float>{out.data(), rows, kF}, Mat<const float>(x.data(), rows, 2 * kF), TheStream()); });
+  Measure(state, 12.0 * static_cast<double>(rows * kF), 0, [&] {
+    SiluMul(Mat<float>{out.data(), rows, kF}, Mat<const float>(x.data(), rows, 2 * kF), TheStream());
+  });
 }
 BENCHMARK(BM_SiluMul)->ArgName("rows")->Arg(1)->Arg(16)->Arg(512)->UseManualTime();
 
@@ -229,8 +235,9 @@ void BM_Embedding(benchmark::State& state) {
   std::vector<int32_t> tokens(static_cast<size_t>(rows));
   std::mt19937 bits(1);
   for (auto& token : tokens) token = static_cast<int32_t>(bits() % kV);
-  Measure(state, 6.0 * static_cast<double>(rows * kC), 0,
-          [&] { Embedding(Mat<float>{out.data(), rows, kC}, table.weight, {tokens.data(), rows}, TheStream()); });
+  Measure(state, 6.0 * static_cast<double>(rows * kC), 0, [&] {
+    Embedding(Mat<float>{out.data(), rows, kC}, table.weight, {tokens.data(), rows}, TheStream());
+  });
 }
 BENCHMARK(BM_Embedding)->ArgName("rows")->Arg(1)->Arg(512)->UseManualTime();
 
@@ -264,7 +271,9 @@ void BM_ParallelFor(benchmark::State& state) {
     for (const double until = Seconds() + 1e-6 * static_cast<double>(state.range(0)); Seconds() < until;) {
     }
     const double begin = Seconds();
-    cpu::StateOf(TheStream()).threads.ParallelFor(Threads(), 1, [](int64_t i, int64_t, int) { benchmark::DoNotOptimize(i); });
+    cpu::StateOf(TheStream()).threads.ParallelFor(Threads(), 1, [](int64_t i, int64_t, int) {
+      benchmark::DoNotOptimize(i);
+    });
     const double seconds = Seconds() - begin;
     state.SetIterationTime(seconds);
     fastest = std::min(fastest, seconds);

@@ -1,6 +1,7 @@
-// A token is a function of weights, prompt, sampling parameters, seed and position, and of nothing else. Bit for bit, through
-// the router's core and the worker's engine: tokens and log-probabilities of the same requests alone, in mixed batches with
-// arrivals, with other chunk sizes, with prefix hits, after preemption, as one of n choices, and after a worker was lost.
+// A token is a function of weights, prompt, sampling parameters, seed and position, and of nothing else. Bit for bit,
+// through the router's core and the worker's engine: tokens and log-probabilities of the same requests alone, in mixed
+// batches with arrivals, with other chunk sizes, with prefix hits, after preemption, as one of n choices, and after a
+// worker was lost.
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
@@ -40,7 +41,8 @@ class Exactness : public testing::TestWithParam<const char*> {
     for (int i = 0; i < kNumSequences; ++i) {
       SequenceSpec spec;
       if (i % 2 == 0) spec.prompt.assign(shared.begin(), shared.begin() + 32 + random() % 64);
-      for (uint64_t n = 1 + random() % 40; n > 0; --n) spec.prompt.push_back(static_cast<int32_t>(random() % config->vocab_size));
+      for (uint64_t n = 1 + random() % 40; n > 0; --n)
+        spec.prompt.push_back(static_cast<int32_t>(random() % config->vocab_size));
       spec.max_tokens = static_cast<int32_t>(60 + random() % 60);
       spec.sampling.set_temperature(i % 4 < 2 ? 0.0f : 0.8f);
       spec.sampling.set_top_p(i % 8 == 3 ? 0.9f : 1.0f);
@@ -85,8 +87,8 @@ class Exactness : public testing::TestWithParam<const char*> {
       EXPECT_EQ(outputs[i].tokens, truth_[i].tokens) << "request " << i;
       EXPECT_EQ(outputs[i].logprobs, truth_[i].logprobs) << "request " << i;
     }
-    std::printf("%s: %zu tokens, %zu of %zu requests differ\n", testing::UnitTest::GetInstance()->current_test_info()->name(), tokens,
-                different, outputs.size());
+    std::printf("%s: %zu tokens, %zu of %zu requests differ\n",
+                testing::UnitTest::GetInstance()->current_test_info()->name(), tokens, different, outputs.size());
   }
 
   static void ExpectEmpty(InProcessCluster& cluster, size_t worker) {

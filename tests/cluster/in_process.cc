@@ -37,7 +37,8 @@ void InProcessCluster::AddWorker(const WorkerShape& shape) {
   options.max_logit_rows = std::max(shape.num_slots, 64);
   const auto config = ModelConfig::Load(model_dir_);
   ASSERT_TRUE(config.ok()) << config.status();
-  options.kv_bytes = shape.num_blocks * 2 * config->num_layers * config->num_kv_heads * config->head_dim * kBlockTokens * int64_t{sizeof(float)};
+  options.kv_bytes = shape.num_blocks * 2 * config->num_layers * config->num_kv_heads * config->head_dim *
+                     kBlockTokens * int64_t{sizeof(float)};
   auto runner = ModelRunner::Load(options, Stream::OpenCpu(2));
   ASSERT_TRUE(runner.ok()) << runner.status();
   ASSERT_EQ((*runner)->num_blocks(), shape.num_blocks);
@@ -62,8 +63,9 @@ void InProcessCluster::AddWorker(const WorkerShape& shape) {
   cost.set_context_ns(100);
 
   EngineOptions engine;
-  engine.limits = {shape.num_slots, static_cast<int32_t>(shape.num_blocks), config->vocab_size, static_cast<int32_t>(max_context),
-                   shape.max_rows, options.max_logit_rows};
+  engine.limits = {shape.num_slots,    static_cast<int32_t>(shape.num_blocks),
+                   config->vocab_size, static_cast<int32_t>(max_context),
+                   shape.max_rows,     options.max_logit_rows};
   engine.step_cost = cost;
   engine.step_target_us = shape.step_target_us;
   Worker worker;

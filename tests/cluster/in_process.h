@@ -1,5 +1,5 @@
-// The router's core and workers' engines in one process, without gRPC: what the wire carries is handed over directly. The test's
-// thread plays the router; each engine has its own. Virtual time: a millisecond per report.
+// The router's core and workers' engines in one process, without gRPC: what the wire carries is handed over directly.
+// The test's thread plays the router; each engine has its own. Virtual time: a millisecond per report.
 #pragma once
 
 #include <deque>

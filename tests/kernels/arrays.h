@@ -43,7 +43,8 @@ struct Packed {
   PackedWeight weight;
 
   Packed(const Array<bf16>& rows, Stream& stream)
-      : values(PackedWeightBytes(rows.rows, rows.cols, Device::kCpu) / sizeof(bf16)), weight{values.data(), rows.rows, rows.cols} {
+      : values(PackedWeightBytes(rows.rows, rows.cols, Device::kCpu) / sizeof(bf16)),
+        weight{values.data(), rows.rows, rows.cols} {
     PackRows(weight, 0, rows.view(), stream);
   }
 };
@@ -64,8 +65,8 @@ inline std::vector<cpu::Isa> SupportedIsas() {
   return isas;
 }
 
-// Bound of the error of a float sum of `length` terms whose magnitudes add up to `magnitude`, rounded to A at the end: one
-// rounding per term, and half a unit in the last place of A.
+// Bound of the error of a float sum of `length` terms whose magnitudes add up to `magnitude`, rounded to A at the end:
+// one rounding per term, and half a unit in the last place of A.
 template <class A>
 double Tolerance(int64_t length, double magnitude) {
   const double last = sizeof(A) == 2 ? 0x1p-8 : 0x1p-24;

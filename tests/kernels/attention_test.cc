@@ -29,7 +29,8 @@ void ExpectAttention(PagedBatch<A> b) {
             expected += p[t] / sum * b.value(s, t, kv_head, d);
             magnitude += p[t] / sum * std::abs(b.value(s, t, kv_head, d));
           }
-          ASSERT_NEAR(out.at(row, h * b.dim + d), expected, Tolerance<A>(visible + b.dim, magnitude)) << "row " << row << " dim " << d;
+          ASSERT_NEAR(out.at(row, h * b.dim + d), expected, Tolerance<A>(visible + b.dim, magnitude))
+              << "row " << row << " dim " << d;
         }
       }
     }

@@ -47,11 +47,12 @@ Outputs<A> RunChunked(int64_t chunk, int threads, cpu::Isa isa) {
     std::vector<int32_t> positions, slots;
     for (int64_t t = begin; t < begin + rows; ++t) {
       positions.push_back(static_cast<int32_t>(t));
-      slots.push_back(pages.block_table.values[t / kBlockTokens] * kBlockTokens + static_cast<int32_t>(t % kBlockTokens));
+      slots.push_back(pages.block_table.values[t / kBlockTokens] * kBlockTokens +
+                      static_cast<int32_t>(t % kBlockTokens));
     }
     const Mat<A> qkv = pages.qkv.mat().Rows(begin, rows);
-    RopeAppend(qkv, pages.kv(), head_norm.vec(), head_norm.vec(), kEps, RopeTable{cos.view(), sin.view()}, View(positions),
-               View(slots), stream);
+    RopeAppend(qkv, pages.kv(), head_norm.vec(), head_norm.vec(), kEps, RopeTable{cos.view(), sin.view()},
+               View(positions), View(slots), stream);
     const std::vector<int32_t> start = {0, static_cast<int32_t>(rows)}, context = {static_cast<int32_t>(begin + rows)};
     PagedAttention(attention.mat(), Mat<const A>(qkv), pages.kv(),
                    AttentionBatch{View(start), View(context), pages.block_table.view()}, 0.2f, stream);
@@ -78,7 +79,8 @@ TYPED_TEST(BitInvariance, HoldsUnderChunkingThreadsAndInstructionSets) {
   for (const cpu::Isa isa : SupportedIsas()) {
     for (const int threads : {1, 2, 3}) {
       for (const int64_t chunk : {1, 7, 64, kTokens}) {
-        SCOPED_TRACE(testing::Message() << "isa " << static_cast<int>(isa) << ", " << threads << " threads, chunks of " << chunk);
+        SCOPED_TRACE(testing::Message() << "isa " << static_cast<int>(isa) << ", " << threads << " threads, chunks of "
+                                        << chunk);
         ExpectSame(whole, RunChunked<TypeParam>(chunk, threads, isa));
       }
     }

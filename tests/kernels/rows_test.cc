@@ -56,7 +56,8 @@ TYPED_TEST(RowOps, AddAddsAndRounds) {
   auto x = before;
   Add(x.mat(), delta.view(), stream);
   for (int64_t i = 0; i < 3 * 111; ++i) {
-    ASSERT_EQ(x.at(0, i), static_cast<float>(TypeParam(static_cast<float>(before.at(0, i)) + static_cast<float>(delta.at(0, i)))));
+    ASSERT_EQ(x.at(0, i),
+              static_cast<float>(TypeParam(static_cast<float>(before.at(0, i)) + static_cast<float>(delta.at(0, i)))));
   }
 }
 
@@ -105,13 +106,14 @@ TYPED_TEST(RowOps, RopeAppendRotatesAndFillsTheSlots) {
       const int heads = 3, kv_heads = 1;
       const auto before = Array<TypeParam>::Random(kRows, (heads + 2 * kv_heads) * dim, 1);
       auto qkv = before;
-      const auto q_norm = Array<float>::Random(1, with_norms ? dim : 0, 2), k_norm = Array<float>::Random(1, with_norms ? dim : 0, 3);
+      const auto q_norm = Array<float>::Random(1, with_norms ? dim : 0, 2),
+                 k_norm = Array<float>::Random(1, with_norms ? dim : 0, 3);
       const auto cos = Array<float>::Random(40, dim / 2, 4), sin = Array<float>::Random(40, dim / 2, 5);
       const std::vector<int32_t> positions = {0, 39, 7, 7, 1}, slots = {0, 95, 33, -1, 64};
       Array<TypeParam> k(kBlocks, kv_heads * dim * kBlockTokens), v = k;
       const KvLayer<TypeParam> kv{k.values.data(), v.values.data(), kBlocks, kv_heads, dim};
-      RopeAppend(qkv.mat(), kv, q_norm.vec(), k_norm.vec(), kEps, RopeTable{cos.view(), sin.view()}, View(positions), View(slots),
-                 stream);
+      RopeAppend(qkv.mat(), kv, q_norm.vec(), k_norm.vec(), kEps, RopeTable{cos.view(), sin.view()}, View(positions),
+                 View(slots), stream);
       for (int64_t t = 0; t < kRows; ++t) {
         for (int h = 0; h < heads + kv_heads; ++h) {
           Array<TypeParam> head(1, dim);
@@ -121,9 +123,11 @@ TYPED_TEST(RowOps, RopeAppendRotatesAndFillsTheSlots) {
           if (with_norms) x = NormOf(head, 0, h < heads ? q_norm : k_norm);
           for (int i = 0; i < dim; ++i) {
             const int half = i % (dim / 2);
-            const double a = x[half], b = x[half + dim / 2], c = cos.at(positions[t], half), s = sin.at(positions[t], half);
+            const double a = x[half], b = x[half + dim / 2], c = cos.at(positions[t], half),
+                         s = sin.at(positions[t], half);
             const double expected = i < dim / 2 ? a * c - b * s : b * c + a * s;
-            const double bound = Tolerance<TypeParam>(dim, (std::abs(a) + std::abs(b)) * (std::abs(c) + std::abs(s))) * 2;
+            const double bound =
+                Tolerance<TypeParam>(dim, (std::abs(a) + std::abs(b)) * (std::abs(c) + std::abs(s))) * 2;
             if (h < heads) {
               ASSERT_NEAR(qkv.at(t, h * dim + i), expected, bound);
             } else if (slots[t] >= 0) {
@@ -135,7 +139,8 @@ TYPED_TEST(RowOps, RopeAppendRotatesAndFillsTheSlots) {
         }
       }
       int64_t written = 0;
-      for (int64_t i = 0; i < kBlocks * kBlockTokens; ++i) written += v.at(i / kBlockTokens, i % kBlockTokens * dim) != 0;
+      for (int64_t i = 0; i < kBlocks * kBlockTokens; ++i)
+        written += v.at(i / kBlockTokens, i % kBlockTokens * dim) != 0;
       EXPECT_EQ(written, 4);
     }
   }

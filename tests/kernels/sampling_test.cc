@@ -103,7 +103,8 @@ TEST(ProcessLogits, FiltersLikeASortOnRandomRows) {
     }
     const auto out = Process(logits.values, row);
     ASSERT_EQ(static_cast<size_t>(std::count(out.begin(), out.end(), -INFINITY)), 500 - kept) << "seed " << seed;
-    for (int v = 0; v < 500; ++v) ASSERT_EQ(out[v] != -INFINITY, logits.values[v] >= sorted[kept - 1]) << "seed " << seed;
+    for (int v = 0; v < 500; ++v)
+      ASSERT_EQ(out[v] != -INFINITY, logits.values[v] >= sorted[kept - 1]) << "seed " << seed;
   }
 }
 
@@ -155,8 +156,9 @@ TEST(Sample, IsTheArgmaxOfProcessedLogitsAndNoise) {
   }
 }
 
-// Chi-squared with V - 1 degrees of freedom, over a million draws with fixed seeds. The threshold is the quantile of a p-value
-// of 1e-4 (Wilson-Hilferty), so a correct sampler would fail one choice of seeds in ten thousand, and these do not change.
+// Chi-squared with V - 1 degrees of freedom, over a million draws with fixed seeds. The threshold is the quantile of a
+// p-value of 1e-4 (Wilson-Hilferty), so a correct sampler would fail one choice of seeds in ten thousand, and these do
+// not change.
 TEST(Sample, DrawsTheDistributionOverPositionsAndSeeds) {
   constexpr int64_t kVocab = 13, kRows = 1000, kCalls = 1000;
   const auto one = Array<float>::Random(1, kVocab, 3, 1.5);
@@ -173,7 +175,8 @@ TEST(Sample, DrawsTheDistributionOverPositionsAndSeeds) {
     for (int64_t call = 0; call < kCalls; ++call) {
       for (int64_t r = 0; r < kRows; ++r) {
         rows[r] = plain;
-        (vary_seed ? rows[r].seed : reinterpret_cast<uint64_t&>(rows[r].position)) = static_cast<uint64_t>(call * kRows + r);
+        (vary_seed ? rows[r].seed : reinterpret_cast<uint64_t&>(rows[r].position)) =
+            static_cast<uint64_t>(call * kRows + r);
       }
       Sample({tokens.data(), kRows}, logits.view(), View(rows), {}, {}, stream);
       for (const int32_t token : tokens) ++counts[token];
