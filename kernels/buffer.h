@@ -32,7 +32,7 @@ class DeviceBuffer {
 
   std::byte* data_ = nullptr;
   size_t bytes_ = 0;
-  Device device_ = Device::kCpu;
+  void (*release_)(std::byte* data, size_t bytes) = nullptr;
 };
 
 }  // namespace millrace

@@ -4,13 +4,26 @@
 #include "kernels/check.h"
 #include "kernels/cpu/ops.h"
 #include "kernels/ops.h"
+#ifdef MILLRACE_CUDA
+#include "kernels/cuda/ops.h"
+#endif
 
-// Calls the device's version; `call` starts with the op's name.
-#define MILLRACE_ON_DEVICE(stream, call)                                                        \
-  do {                                                                                          \
-    MILLRACE_CHECK((stream).device() == Device::kCpu, "this build has kernels for the device"); \
-    cpu::call;                                                                                  \
+// Calls the device's version; `call` starts with the op's name. The CUDA kernels have activations in bf16 alone.
+#ifdef MILLRACE_CUDA
+#define MILLRACE_ON_DEVICE(stream, call) (stream).device() == Device::kCpu ? cpu::call : cuda::call
+#define MILLRACE_ON_DEVICE_OF(A, stream, call)                                           \
+  do {                                                                                   \
+    if constexpr (std::is_same_v<A, bf16>) {                                             \
+      MILLRACE_ON_DEVICE(stream, call);                                                  \
+    } else {                                                                             \
+      MILLRACE_CHECK((stream).device() == Device::kCpu, "CUDA activations are in bf16"); \
+      cpu::call;                                                                         \
+    }                                                                                    \
   } while (false)
+#else
+#define MILLRACE_ON_DEVICE(stream, call) cpu::call
+#define MILLRACE_ON_DEVICE_OF(A, stream, call) cpu::call
+#endif
 
 namespace millrace {
 namespace {
@@ -25,7 +38,9 @@ void CheckSameShape(const X& x, const Y& y) {
   MILLRACE_CHECK(x.rows == y.rows && x.cols == y.cols, "shapes agree", x.rows, x.cols, y.rows, y.cols);
 }
 
-void CheckIds(Vec<const int32_t> ids, int64_t least, int64_t end) {
+// The host cannot read the ids of a GPU; the kernels that follow them check them there.
+void CheckIds(Vec<const int32_t> ids, int64_t least, int64_t end, const Stream& stream) {
+  if (stream.device() != Device::kCpu) return;
   for (int64_t i = 0; i < ids.size; ++i) {
     MILLRACE_CHECK(ids[i] >= least && ids[i] < end, "ids are in range", i, ids[i], end);
   }
@@ -36,6 +51,8 @@ void CheckSampling(Mat<const float> logits, Vec<const SamplingRow> rows, Vec<con
   MILLRACE_CHECK(rows.size == logits.rows && logits.cols > 0, "each logit row has its sampling", rows.size,
                  logits.rows);
   MILLRACE_CHECK(history.rows == 0 || history.cols == logits.cols, "histories span the vocabulary", history.cols);
+  CheckWorkspace(SampleWorkspaceBytes(logits.cols, stream), stream);
+  if (stream.device() != Device::kCpu) return;
   for (int64_t r = 0; r < rows.size; ++r) {
     const SamplingRow& row = rows[r];
     MILLRACE_CHECK(row.history >= -1 && row.history < history.rows, "the history exists", row.history, history.rows);
@@ -46,7 +63,6 @@ void CheckSampling(Mat<const float> logits, Vec<const SamplingRow> rows, Vec<con
     MILLRACE_CHECK(biases[b].token >= 0 && biases[b].token < logits.cols, "biased tokens are in the vocabulary",
                    biases[b].token, logits.cols);
   }
-  CheckWorkspace(SampleWorkspaceBytes(logits.cols, stream), stream);
 }
 
 template <class A>
@@ -59,6 +75,15 @@ void CheckHeads(Mat<const A> qkv, KvLayer<A> kv) {
 
 }  // namespace
 
+#ifndef MILLRACE_CUDA
+int Stream::CountCuda() { return 0; }
+
+Stream Stream::OpenCuda(int ordinal) {
+  MILLRACE_CHECK(false, "this build has CUDA kernels", ordinal);
+  std::abort();
+}
+#endif
+
 size_t PackedWeightBytes(int64_t out, int64_t in, Device device) {
   const int64_t rows = device == Device::kCpu ? (out + kPanelRows - 1) / kPanelRows * kPanelRows : out;
   return static_cast<size_t>(rows * in) * sizeof(bf16);
@@ -67,21 +92,21 @@ size_t PackedWeightBytes(int64_t out, int64_t in, Device device) {
 void PackRows(PackedWeight dst, int64_t row_begin, Mat<const bf16> src, Stream& stream) {
   MILLRACE_CHECK(src.cols == dst.in && row_begin >= 0 && row_begin + src.rows <= dst.out,
                  "packed rows lie in the weight", src.cols, dst.in, row_begin, src.rows, dst.out);
-  MILLRACE_ON_DEVICE(stream, PackRows(dst, row_begin, src));
+  MILLRACE_ON_DEVICE(stream, PackRows(dst, row_begin, src, stream));
 }
 
 template <class A>
 void Embedding(Mat<A> out, PackedWeight table, Vec<const int32_t> tokens, Stream& stream) {
   MILLRACE_CHECK(out.rows == tokens.size && out.cols == table.in, "shapes agree", out.rows, out.cols, table.in);
-  CheckIds(tokens, 0, table.out);
-  MILLRACE_ON_DEVICE(stream, Embedding(out, table, tokens, stream));
+  CheckIds(tokens, 0, table.out, stream);
+  MILLRACE_ON_DEVICE_OF(A, stream, Embedding(out, table, tokens, stream));
 }
 
 template <class A>
 void RmsNorm(Mat<A> out, Mat<const Same<A>> x, Vec<const float> weight, float eps, Stream& stream) {
   CheckSameShape(out, x);
   MILLRACE_CHECK(weight.size == x.cols, "the norm's weight spans the row", weight.size, x.cols);
-  MILLRACE_ON_DEVICE(stream, RmsNorm(out, x, weight, eps, stream));
+  MILLRACE_ON_DEVICE_OF(A, stream, RmsNorm(out, x, weight, eps, stream));
 }
 
 template <class A>
@@ -90,7 +115,7 @@ void AddRmsNorm(Mat<A> out, Mat<Same<A>> residual, Mat<const Same<A>> delta, Vec
   CheckSameShape(out, residual);
   CheckSameShape(out, delta);
   MILLRACE_CHECK(weight.size == out.cols, "the norm's weight spans the row", weight.size, out.cols);
-  MILLRACE_ON_DEVICE(stream, AddRmsNorm(out, residual, delta, weight, eps, stream));
+  MILLRACE_ON_DEVICE_OF(A, stream, AddRmsNorm(out, residual, delta, weight, eps, stream));
 }
 
 template <class Y, class A>
@@ -99,11 +124,11 @@ void Linear(Mat<Y> y, Mat<const A> x, PackedWeight w, Vec<const float> bias, Str
                  w.out, w.in);
   MILLRACE_CHECK(bias.size == 0 || bias.size == w.out, "the bias spans the output", bias.size, w.out);
   CheckWorkspace(LinearWorkspaceBytes(w.in, stream), stream);
-  MILLRACE_ON_DEVICE(stream, Linear(y, x, w, bias, stream));
+  MILLRACE_ON_DEVICE_OF(A, stream, Linear(y, x, w, bias, stream));
 }
 
 size_t LinearWorkspaceBytes(int64_t max_in, const Stream& stream) {
-  return cpu::LinearWorkspaceBytes(max_in, stream.num_threads());
+  return stream.device() == Device::kCpu ? cpu::LinearWorkspaceBytes(max_in, stream.num_threads()) : 0;
 }
 
 template <class A>
@@ -116,9 +141,9 @@ void RopeAppend(Mat<A> qkv, KvLayer<Same<A>> kv, Vec<const float> q_norm, Vec<co
                  "head norms span the head", q_norm.size, k_norm.size);
   CheckSameShape(rope.cos, rope.sin);
   MILLRACE_CHECK(rope.cos.cols == kv.head_dim / 2, "the rotation spans half a head", rope.cos.cols, kv.head_dim);
-  CheckIds(positions, 0, rope.cos.rows);
-  CheckIds(slots, std::numeric_limits<int32_t>::min(), kv.num_blocks * kBlockTokens);
-  MILLRACE_ON_DEVICE(stream, RopeAppend<A>(qkv, kv, q_norm, k_norm, eps, rope, positions, slots, stream));
+  CheckIds(positions, 0, rope.cos.rows, stream);
+  CheckIds(slots, std::numeric_limits<int32_t>::min(), kv.num_blocks * kBlockTokens, stream);
+  MILLRACE_ON_DEVICE_OF(A, stream, RopeAppend(qkv, kv, q_norm, k_norm, eps, rope, positions, slots, stream));
 }
 
 template <class A>
@@ -131,21 +156,25 @@ void PagedAttention(Mat<A> out, Mat<const Same<A>> qkv, KvLayer<Same<A>> kv, con
                  "shapes agree", out.rows, out.cols, qkv.rows, qkv.cols);
   MILLRACE_CHECK(batch.query_start.size == sequences + 1 && batch.block_table.rows == sequences,
                  "one entry per sequence", batch.query_start.size, batch.block_table.rows, sequences);
-  for (int64_t s = 0; s < sequences; ++s) {
+  for (int64_t s = 0; stream.device() == Device::kCpu && s < sequences; ++s) {
     const int64_t begin = batch.query_start[s], end = batch.query_start[s + 1], context = batch.context_len[s];
     MILLRACE_CHECK(0 <= begin && begin <= end && end <= out.rows && end - begin <= context,
                    "a sequence's rows are its last tokens", s, begin, end, context);
     const int64_t blocks = (context + kBlockTokens - 1) / kBlockTokens;
     MILLRACE_CHECK(blocks <= batch.block_table.cols, "the block table covers the context", s, context,
                    batch.block_table.cols);
-    CheckIds({batch.block_table.row(s), blocks}, 0, kv.num_blocks);
+    CheckIds({batch.block_table.row(s), blocks}, 0, kv.num_blocks, stream);
   }
   const int heads = static_cast<int>(out.cols / kv.head_dim);
   CheckWorkspace(PagedAttentionWorkspaceBytes(0, heads, kv.num_kv_heads, kv.head_dim, stream), stream);
-  MILLRACE_ON_DEVICE(stream, PagedAttention<A>(out, qkv, kv, batch, scale, stream));
+  MILLRACE_ON_DEVICE_OF(A, stream, PagedAttention(out, qkv, kv, batch, scale, stream));
 }
 
-size_t PagedAttentionWorkspaceBytes(int64_t, int, int, int head_dim, const Stream& stream) {
+size_t PagedAttentionWorkspaceBytes([[maybe_unused]] int64_t max_context, [[maybe_unused]] int num_heads, int,
+                                    int head_dim, const Stream& stream) {
+#ifdef MILLRACE_CUDA
+  if (stream.device() == Device::kCuda) return cuda::PagedAttentionWorkspaceBytes(max_context, num_heads, head_dim);
+#endif
   return cpu::PagedAttentionWorkspaceBytes(head_dim, stream.num_threads());
 }
 
@@ -153,20 +182,20 @@ template <class A>
 void SiluMul(Mat<A> out, Mat<const Same<A>> gate_up, Stream& stream) {
   MILLRACE_CHECK(out.rows == gate_up.rows && 2 * out.cols == gate_up.cols, "shapes agree", out.rows, out.cols,
                  gate_up.rows, gate_up.cols);
-  MILLRACE_ON_DEVICE(stream, SiluMul(out, gate_up, stream));
+  MILLRACE_ON_DEVICE_OF(A, stream, SiluMul(out, gate_up, stream));
 }
 
 template <class A>
 void Add(Mat<A> x, Mat<const Same<A>> delta, Stream& stream) {
   CheckSameShape(x, delta);
-  MILLRACE_ON_DEVICE(stream, Add(x, delta, stream));
+  MILLRACE_ON_DEVICE_OF(A, stream, Add(x, delta, stream));
 }
 
 template <class A>
 void GatherRows(Mat<A> out, Mat<const Same<A>> x, Vec<const int32_t> rows, Stream& stream) {
   MILLRACE_CHECK(out.rows == rows.size && out.cols == x.cols, "shapes agree", out.rows, out.cols, rows.size, x.cols);
-  CheckIds(rows, 0, x.rows);
-  MILLRACE_ON_DEVICE(stream, GatherRows(out, x, rows, stream));
+  CheckIds(rows, 0, x.rows, stream);
+  MILLRACE_ON_DEVICE_OF(A, stream, GatherRows(out, x, rows, stream));
 }
 
 void ProcessLogits(Mat<float> out, Mat<const float> logits, Vec<const SamplingRow> rows, Vec<const LogitBias> biases,
@@ -184,6 +213,9 @@ void Sample(Vec<int32_t> tokens, Mat<const float> logits, Vec<const SamplingRow>
 }
 
 size_t SampleWorkspaceBytes(int64_t vocab, const Stream& stream) {
+#ifdef MILLRACE_CUDA
+  if (stream.device() == Device::kCuda) return cuda::SampleWorkspaceBytes(vocab, stream);
+#endif
   return cpu::SampleWorkspaceBytes(vocab, stream.num_threads());
 }
 
@@ -194,7 +226,7 @@ void LogProbs(Vec<float> chosen, Mat<float> top_values, Mat<int32_t> top_tokens,
   CheckSameShape(top_values, top_tokens);
   MILLRACE_CHECK(top_values.cols <= logits.cols, "no more top tokens than the vocabulary has", top_values.cols,
                  logits.cols);
-  CheckIds(tokens, -1, logits.cols);
+  CheckIds(tokens, -1, logits.cols, stream);
   MILLRACE_ON_DEVICE(stream, LogProbs(chosen, top_values, top_tokens, logits, tokens, stream));
 }
 

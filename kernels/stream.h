@@ -15,6 +15,10 @@ class Stream {
  public:
   // num_threads compute threads, the caller's included; >= 1.
   static Stream OpenCpu(int num_threads);
+  // GPUs that this build can use: 0 without CUDA kernels or without a GPU.
+  static int CountCuda();
+  // REQUIRES: 0 <= ordinal < CountCuda()
+  static Stream OpenCuda(int ordinal);
 
   Stream(Stream&&) noexcept;
   Stream& operator=(Stream&&) noexcept;
@@ -28,6 +32,9 @@ class Stream {
   void ReserveWorkspace(size_t bytes);
   std::byte* workspace() const;
   size_t workspace_bytes() const;
+
+  // Copies between host memory and the device's, either way, after the work given so far; returns when done.
+  void Copy(void* to, const void* from, size_t bytes);
 
   // Returns when all work given to the stream has ended.
   void Synchronize();

@@ -12,6 +12,13 @@ struct Stream::State {
   virtual int num_threads() const = 0;
   virtual void Synchronize() = 0;
 
+  // Zeroed memory, null where it does not fit; `release` frees it, also after the state is gone. Here: the host's
+  // memory.
+  using Release = void (*)(std::byte* data, size_t bytes);
+  virtual std::byte* Allocate(size_t bytes);
+  virtual Release release() const;
+  virtual void Copy(void* to, const void* from, size_t bytes);
+
   const Device device;
   DeviceBuffer workspace;
 };

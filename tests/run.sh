@@ -1,6 +1,6 @@
 #!/bin/sh
 # run.sh: installs what is missing, builds and tests everything; what CI runs. Arguments choose parts of it:
-#   house cpu cluster asan tsan safety      (all of them by default; MILLRACE_KEEP_GOING=1 goes on after a failed part)
+#   house cpu cluster asan tsan safety cuda      (all of them by default; MILLRACE_KEEP_GOING=1 goes on after a failed part)
 set -eu
 root=$(cd "$(dirname "$0")/.." && pwd); cd "$root"
 say() { printf '\033[1m== %s (%s)\033[0m\n' "$1" "$(date +%T)"; }
@@ -43,12 +43,16 @@ tsan() {  # targets without gRPC, whose Debian build is not instrumented
   build tsan --target tsan_tests
   TSAN_OPTIONS="ignore_noninstrumented_modules=1 suppressions=$root/tests/tsan.supp" ctest --test-dir build/tsan -L tsan --output-on-failure
 }
+cuda() {  # compiles; tests/gpu/run.sh runs where a GPU is
+  command -v nvcc > /dev/null || { echo "0 of 1 CUDA builds: no nvcc here, skipped"; return; }
+  build cuda --target millrace_kernels
+}
 safety() {
   build safety --target millrace-cli millrace-router millrace-worker
 }
 
 failed=
-[ $# -gt 0 ] || set -- house cpu cluster asan tsan safety
+[ $# -gt 0 ] || set -- house cpu cluster asan tsan safety cuda
 for part in "$@"; do
   say "$part"
   if [ -n "${MILLRACE_KEEP_GOING:-}" ]; then "$part" || failed="$failed $part"; else "$part"; fi

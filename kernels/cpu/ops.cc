@@ -34,7 +34,7 @@ int64_t LinearScratchFloats(int64_t in) { return kMaxTileRows * in; }
 
 }  // namespace
 
-void PackRows(PackedWeight dst, int64_t row_begin, Mat<const bf16> src) {
+void PackRows(PackedWeight dst, int64_t row_begin, Mat<const bf16> src, Stream&) {
   for (int64_t r = 0; r < src.rows; ++r) {
     const int64_t n = row_begin + r;
     bf16* const to = dst.data + n / kPanelRows * dst.in * kPanelRows + n % kPanelRows;

@@ -6,7 +6,7 @@
 
 namespace millrace::cpu {
 
-void PackRows(PackedWeight dst, int64_t row_begin, Mat<const bf16> src);
+void PackRows(PackedWeight dst, int64_t row_begin, Mat<const bf16> src, Stream& stream);
 
 template <class A>
 void Embedding(Mat<A> out, PackedWeight table, Vec<const int32_t> tokens, Stream& stream);

@@ -1,0 +1,155 @@
+// out[t] = table[ids[t]]; x += delta; out = x / sqrt(mean(x^2) + eps) * weight; out = silu(gate) * up. One block per
+// row; thread i takes the packs i, i + threads, …; a row's squares are summed per thread in that order, then across the
+// block in a fixed tree. Bound: bytes. Embedding and GatherRows 4 per element, Add 6, RmsNorm 4, AddRmsNorm 8,
+// SiluMul 6. H200, 2026-11-30, share of a copy's 4230 GB/s: AddRmsNorm 94 % at 16384 x 4096, 54 % at 256; SiluMul 99 %
+// and 57 %.
+#include "kernels/cuda/device.cuh"
+#include "kernels/cuda/ops.h"
+
+namespace millrace::cuda {
+namespace {
+
+// --- Kernels
+// -------------------------------------------------------------------------------------------------------------
+
+template <int W>
+__global__ void CopyRowsKernel(bf16* out, const bf16* from, const int32_t* ids, int64_t ids_end, int64_t cols) {
+  const int64_t id = ids[blockIdx.x];
+  Require(id >= 0 && id < ids_end);
+  using Unit = std::conditional_t<W == 8, uint4, uint16_t>;
+  const Unit* source = reinterpret_cast<const Unit*>(from + id * cols);
+  Unit* to = reinterpret_cast<Unit*>(out + int64_t{blockIdx.x} * cols);
+  for (int64_t c = threadIdx.x; c < cols / W; c += blockDim.x) to[c] = source[c];
+}
+
+template <int W>
+__global__ void AddKernel(bf16* x, const bf16* delta, int64_t count) {
+  const int64_t i = (int64_t{blockIdx.x} * blockDim.x + threadIdx.x) * W;
+  if (i >= count) return;
+  float a[W], b[W];
+  LoadPack<W>(x + i, a);
+  LoadPack<W>(delta + i, b);
+#pragma unroll
+  for (int j = 0; j < W; ++j) a[j] += b[j];
+  StorePack<W>(x + i, a);
+}
+
+// x may be out. With kAdd x becomes x + delta first.
+template <int W, bool kAdd>
+__global__ void RmsNormKernel(bf16* out, bf16* x, const bf16* delta, const float* weight, int64_t cols, float eps) {
+  __shared__ float shared[kWarp];
+  bf16* const row = x + int64_t{blockIdx.x} * cols;
+  const int64_t step = int64_t{blockDim.x} * W;
+  float sum = 0;
+  for (int64_t c = int64_t{threadIdx.x} * W; c < cols; c += step) {
+    float v[W];
+    LoadPack<W>(row + c, v);
+    if constexpr (kAdd) {
+      float d[W];
+      LoadPack<W>(delta + int64_t{blockIdx.x} * cols + c, d);
+#pragma unroll
+      for (int j = 0; j < W; ++j) v[j] = ToFloat(Round(v[j] + d[j]));
+      StorePack<W>(row + c, v);
+    }
+#pragma unroll
+    for (int j = 0; j < W; ++j) sum = __fmaf_rn(v[j], v[j], sum);
+  }
+  sum = BlockReduce(sum, shared, [](float a, float b) { return a + b; });
+  const float scale = 1.0f / sqrtf(sum / static_cast<float>(cols) + eps);
+  for (int64_t c = int64_t{threadIdx.x} * W; c < cols; c += step) {
+    float v[W];
+    LoadPack<W>(row + c, v);
+#pragma unroll
+    for (int j = 0; j < W; ++j) v[j] = v[j] * scale * weight[c + j];
+    StorePack<W>(out + int64_t{blockIdx.x} * cols + c, v);
+  }
+}
+
+template <int W>
+__global__ void SiluMulKernel(bf16* out, const bf16* gate_up, int64_t cols) {
+  const int64_t c = (int64_t{blockIdx.y} * blockDim.x + threadIdx.x) * W;
+  if (c >= cols) return;
+  const int64_t row = blockIdx.x;
+  float gate[W], up[W];
+  LoadPack<W>(gate_up + row * 2 * cols + c, gate);
+  LoadPack<W>(gate_up + row * 2 * cols + cols + c, up);
+#pragma unroll
+  for (int j = 0; j < W; ++j) gate[j] = gate[j] / (1.0f + __expf(-gate[j])) * up[j];
+  StorePack<W>(out + row * cols + c, gate);
+}
+
+// --- Launchers
+// -----------------------------------------------------------------------------------------------------------
+
+// Threads for a row of n packs: a function of the row's length alone, as the order of its sum is.
+int ThreadsFor(int64_t n) { return static_cast<int>(n >= 256 ? 256 : n <= kWarp ? kWarp : DivideUp(n, kWarp) * kWarp); }
+
+void CopyRows(Mat<bf16> out, const bf16* from, Vec<const int32_t> ids, int64_t ids_end, Stream& stream) {
+  if (out.rows == 0) return;
+  if (InPacks(out.data, out.cols) && InPacks(from, out.cols)) {
+    Launch(stream, CopyRowsKernel<8>, Grid(out.rows), ThreadsFor(out.cols / 8), 0, out.data, from, ids.data, ids_end,
+           out.cols);
+  } else {
+    Launch(stream, CopyRowsKernel<1>, Grid(out.rows), ThreadsFor(out.cols), 0, out.data, from, ids.data, ids_end,
+           out.cols);
+  }
+}
+
+template <bool kAdd>
+void Normalise(Mat<bf16> out, bf16* x, const bf16* delta, Vec<const float> weight, float eps, Stream& stream) {
+  if (out.rows == 0) return;
+  if (InPacks(out.data, out.cols) && InPacks(x, out.cols) && (!kAdd || InPacks(delta, out.cols))) {
+    Launch(stream, RmsNormKernel<8, kAdd>, Grid(out.rows), ThreadsFor(out.cols / 8), 0, out.data, x, delta, weight.data,
+           out.cols, eps);
+  } else {
+    Launch(stream, RmsNormKernel<1, kAdd>, Grid(out.rows), ThreadsFor(out.cols), 0, out.data, x, delta, weight.data,
+           out.cols, eps);
+  }
+}
+
+}  // namespace
+
+// --- Instantiations
+// ------------------------------------------------------------------------------------------------------
+
+void Embedding(Mat<bf16> out, PackedWeight table, Vec<const int32_t> tokens, Stream& stream) {
+  CopyRows(out, table.data, tokens, table.out, stream);
+}
+
+void GatherRows(Mat<bf16> out, Mat<const bf16> x, Vec<const int32_t> rows, Stream& stream) {
+  CopyRows(out, x.data, rows, x.rows, stream);
+}
+
+void RmsNorm(Mat<bf16> out, Mat<const bf16> x, Vec<const float> weight, float eps, Stream& stream) {
+  Normalise<false>(out, const_cast<bf16*>(x.data), nullptr, weight, eps, stream);  // read only without kAdd
+}
+
+void AddRmsNorm(Mat<bf16> out, Mat<bf16> residual, Mat<const bf16> delta, Vec<const float> weight, float eps,
+                Stream& stream) {
+  Normalise<true>(out, residual.data, delta.data, weight, eps, stream);
+}
+
+void Add(Mat<bf16> x, Mat<const bf16> delta, Stream& stream) {
+  const int64_t count = x.rows * x.cols;
+  if (count == 0) return;
+  constexpr int kThreads = 256;
+  if (InPacks(x.data, count) && InPacks(delta.data, count)) {
+    Launch(stream, AddKernel<8>, Grid(DivideUp(count, kThreads * 8)), kThreads, 0, x.data, delta.data, count);
+  } else {
+    Launch(stream, AddKernel<1>, Grid(DivideUp(count, kThreads)), kThreads, 0, x.data, delta.data, count);
+  }
+}
+
+void SiluMul(Mat<bf16> out, Mat<const bf16> gate_up, Stream& stream) {
+  if (out.rows == 0) return;
+  constexpr int kThreads = 128;
+  if (InPacks(out.data, out.cols) && InPacks(gate_up.data, out.cols)) {
+    Launch(stream, SiluMulKernel<8>, dim3(Grid(out.rows), Grid(DivideUp(out.cols, kThreads * 8))), kThreads, 0,
+           out.data, gate_up.data, out.cols);
+  } else {
+    Launch(stream, SiluMulKernel<1>, dim3(Grid(out.rows), Grid(DivideUp(out.cols, kThreads))), kThreads, 0, out.data,
+           gate_up.data, out.cols);
+  }
+}
+
+}  // namespace millrace::cuda

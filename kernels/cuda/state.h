@@ -1,0 +1,29 @@
+// The CUDA stream's own state: one GPU and one queue of its work. Lives and dies with its Stream; used by one thread.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "kernels/stream_state.h"
+
+namespace millrace::cuda {
+
+// Aborts naming the call: a GPU that fails does not come back within this process.
+void CheckCuda(cudaError_t error, const char* call);
+
+struct State : Stream::State {
+  explicit State(int gpu);
+  ~State() override;
+  int num_threads() const override { return 1; }
+  void Synchronize() override;
+  std::byte* Allocate(size_t bytes) override;
+  Release release() const override;
+  void Copy(void* to, const void* from, size_t bytes) override;
+
+  const int ordinal;
+  int num_sms = 0;
+  cudaStream_t queue = nullptr;
+};
+
+inline State& StateOf(const Stream& stream) { return static_cast<State&>(stream.state()); }
+
+}  // namespace millrace::cuda

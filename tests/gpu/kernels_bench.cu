@@ -1,0 +1,223 @@
+// Times the ops that carry a step, from a graph of many calls over buffers that exceed the second-level cache, and
+// prints the rate reached and its share of a copy of the same run (bytes) or of 790 TFLOP/s (products).
+#include <algorithm>
+#include <cstdio>
+#include <functional>
+#include <vector>
+
+#include "kernels/cuda/state.h"
+#include "kernels/ops.h"
+
+namespace millrace {
+namespace {
+
+constexpr int kCalls = 40;
+constexpr double kPeakFlops = 790e12;
+
+__global__ void FillKernel(uint16_t* x, int64_t count) {
+  for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < count; i += int64_t{gridDim.x} * blockDim.x) {
+    const uint32_t h = static_cast<uint32_t>(i) * 2654435761u;
+    x[i] = static_cast<uint16_t>((h >> 16 & 0x8000u) | 0x3d00u | (h >> 20 & 0x1ffu));  // +-0.03 .. 0.12
+  }
+}
+
+__global__ void CopyKernel(uint4* to, const uint4* from, int64_t count) {
+  const int64_t i = int64_t{blockIdx.x} * 1024 + threadIdx.x;
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
+    if (i + j * 256 < count) to[i + j * 256] = from[i + j * 256];
+  }
+}
+
+struct Bench {
+  Stream stream = Stream::OpenCuda(0);
+  double copy_rate = 0;
+
+  cudaStream_t queue() const { return cuda::StateOf(stream).queue; }
+  DeviceBuffer Random(size_t bytes) {
+    DeviceBuffer buffer(bytes, stream);
+    FillKernel<<<1024, 256, 0, queue()>>>(reinterpret_cast<uint16_t*>(buffer.data()), static_cast<int64_t>(bytes / 2));
+    cuda::CheckCuda(cudaGetLastError(), "fill");
+    return buffer;
+  }
+  // Median seconds of one call.
+  double Time(const std::function<void(int)>& call) {
+    cudaGraph_t graph;
+    cudaGraphExec_t exec;
+    cudaEvent_t begin, end;
+    cuda::CheckCuda(cudaEventCreate(&begin), "event");
+    cuda::CheckCuda(cudaEventCreate(&end), "event");
+    cuda::CheckCuda(cudaStreamBeginCapture(queue(), cudaStreamCaptureModeThreadLocal), "capture");
+    for (int i = 0; i < kCalls; ++i) call(i);
+    cuda::CheckCuda(cudaStreamEndCapture(queue(), &graph), "capture");
+    cuda::CheckCuda(cudaGraphInstantiate(&exec, graph, 0), "instantiate");
+    std::vector<float> times;
+    for (int i = 0; i < 9; ++i) {
+      cuda::CheckCuda(cudaEventRecord(begin, queue()), "event");
+      cuda::CheckCuda(cudaGraphLaunch(exec, queue()), "launch");
+      cuda::CheckCuda(cudaEventRecord(end, queue()), "event");
+      cuda::CheckCuda(cudaEventSynchronize(end), "event");
+      float milliseconds = 0;
+      cuda::CheckCuda(cudaEventElapsedTime(&milliseconds, begin, end), "event");
+      if (i >= 2) times.push_back(milliseconds);
+    }
+    std::sort(times.begin(), times.end());
+    cuda::CheckCuda(cudaGraphExecDestroy(exec), "graph");
+    cuda::CheckCuda(cudaGraphDestroy(graph), "graph");
+    return times[times.size() / 2] * 1e-3 / kCalls;
+  }
+  void Report(const char* name, double seconds, double bytes, double flops) {
+    std::printf("%-44s %9.2f us", name, seconds * 1e6);
+    if (bytes > 0)
+      std::printf("  %8.1f GB/s = %5.1f %% of the copy", bytes / seconds * 1e-9, 100 * bytes / seconds / copy_rate);
+    if (flops > 0)
+      std::printf("  %7.1f TFLOP/s = %5.1f %% of 790", flops / seconds * 1e-12, 100 * flops / seconds / kPeakFlops);
+    std::printf("\n");
+    std::fflush(stdout);
+  }
+};
+
+void Copy(Bench& b) {
+  const size_t bytes = size_t{1} << 30;
+  const DeviceBuffer from = b.Random(bytes), to(bytes, b.stream);
+  const double seconds = b.Time([&](int) {
+    const int64_t count = static_cast<int64_t>(bytes / 16);
+    CopyKernel<<<static_cast<unsigned>(count / 1024), 256, 0, b.queue()>>>(
+        reinterpret_cast<uint4*>(to.data()), reinterpret_cast<const uint4*>(from.data()), count);
+    cuda::CheckCuda(cudaGetLastError(), "copy");
+  });
+  b.copy_rate = 2.0 * static_cast<double>(bytes) / seconds;
+  b.Report("copy, 1 GiB", seconds, 2.0 * static_cast<double>(bytes), 0);
+}
+
+void Linears(Bench& b) {
+  const size_t pool = size_t{1} << 30;
+  const DeviceBuffer weights = b.Random(pool), x = b.Random(8192 * 14336 * 2), y(size_t{8192} * 28672 * 2, b.stream);
+  struct Shape {
+    const char* name;
+    int64_t in, out;
+  };
+  for (const Shape& s : {Shape{"0.6B qkv", 1024, 4096},
+                         {"0.6B o", 2048, 1024},
+                         {"0.6B gate_up", 1024, 6144},
+                         {"0.6B down", 3072, 1024},
+                         {"8B qkv", 4096, 6144},
+                         {"8B o", 4096, 4096},
+                         {"8B gate_up", 4096, 28672},
+                         {"8B down", 14336, 4096}}) {
+    for (const int64_t m : {1, 16, 64, 256, 2048, 8192}) {
+      if (m > 2048 && s.in != 4096) continue;
+      const int64_t bytes = s.in * s.out * 2, copies = static_cast<int64_t>(pool) / bytes;
+      const double seconds = b.Time([&](int i) {
+        const PackedWeight w{reinterpret_cast<bf16*>(weights.data() + i % copies * bytes), s.out, s.in};
+        Linear(Mat<bf16>{reinterpret_cast<bf16*>(y.data()), m, s.out},
+               Mat<const bf16>(reinterpret_cast<bf16*>(x.data()), m, s.in), w, {}, b.stream);
+      });
+      char name[64];
+      std::snprintf(name, sizeof(name), "Linear %s, M = %d", s.name, static_cast<int>(m));
+      b.Report(name, seconds, m <= 256 ? static_cast<double>(bytes + 2 * m * (s.in + s.out)) : 0,
+               m > 64 ? 2.0 * static_cast<double>(m * s.in * s.out) : 0);
+    }
+  }
+}
+
+void Attention(Bench& b, int heads, int kv_heads, int dim, int sequences, int context, int rows) {
+  const int blocks_each = (context + kBlockTokens - 1) / kBlockTokens, blocks = blocks_each * sequences;
+  const size_t layer = static_cast<size_t>(blocks) * kBlockTokens * static_cast<size_t>(kv_heads * dim) * 2;
+  const int layers = static_cast<int>(std::clamp<size_t>((size_t{1} << 29) / layer, 1, 40));
+  const DeviceBuffer k = b.Random(layer * static_cast<size_t>(layers)),
+                     v = b.Random(layer * static_cast<size_t>(layers));
+  const int64_t t = int64_t{sequences} * rows;
+  const DeviceBuffer qkv = b.Random(static_cast<size_t>(t * (heads + 2 * kv_heads) * dim) * 2),
+                     out = b.Random(static_cast<size_t>(t * heads * dim) * 2);
+  std::vector<int32_t> start, contexts(static_cast<size_t>(sequences), context), table;
+  for (int s = 0; s <= sequences; ++s) start.push_back(s * rows);
+  for (int i = 0; i < blocks; ++i) table.push_back(static_cast<int32_t>(int64_t{i} * 7919 % blocks));
+  const auto upload = [&](const std::vector<int32_t>& host) {
+    DeviceBuffer buffer(host.size() * 4, b.stream);
+    b.stream.Copy(buffer.data(), host.data(), host.size() * 4);
+    return buffer;
+  };
+  const DeviceBuffer gstart = upload(start), gcontexts = upload(contexts), gtable = upload(table);
+  const AttentionBatch batch{{gstart.At<int32_t>(0, sequences + 1), sequences + 1},
+                             {gcontexts.At<int32_t>(0, sequences), sequences},
+                             {gtable.At<int32_t>(0, blocks), sequences, blocks_each}};
+  const double seconds = b.Time([&](int i) {
+    const size_t at = static_cast<size_t>(i % layers) * layer;
+    const KvLayer<bf16> kv{reinterpret_cast<bf16*>(k.data() + at), reinterpret_cast<bf16*>(v.data() + at), blocks,
+                           kv_heads, dim};
+    PagedAttention<bf16>({reinterpret_cast<bf16*>(out.data()), t, heads * dim},
+                         {reinterpret_cast<bf16*>(qkv.data()), t, (heads + 2 * kv_heads) * dim}, kv, batch, 0.1f,
+                         b.stream);
+  });
+  char name[80];
+  std::snprintf(name, sizeof(name), "Attention %d/%d x %d, S = %d, ctx %d, rows %d", heads, kv_heads, dim, sequences,
+                context, rows);
+  const double pairs = static_cast<double>(t) * (context - (rows - 1) / 2.0);
+  b.Report(name, seconds, rows == 1 ? 2.0 * static_cast<double>(layer) : 0, rows > 1 ? 4.0 * pairs * heads * dim : 0);
+}
+
+void Rows(Bench& b) {
+  const DeviceBuffer x = b.Random(size_t{1} << 29), y = b.Random(size_t{1} << 29), z = b.Random(size_t{1} << 29);
+  const DeviceBuffer weight = b.Random(32768);
+  const auto at = [](const DeviceBuffer& buffer, int64_t rows, int64_t cols) {
+    return Mat<bf16>{reinterpret_cast<bf16*>(buffer.data()), rows, cols};
+  };
+  for (const int64_t rows : {1, 256, 16384}) {
+    const double n = static_cast<double>(rows) * 4096;
+    char name[64];
+    std::snprintf(name, sizeof(name), "AddRmsNorm %d x 4096", static_cast<int>(rows));
+    b.Report(name, b.Time([&](int) {
+      AddRmsNorm<bf16>(at(x, rows, 4096), at(y, rows, 4096), at(z, rows, 4096), {weight.At<float>(0, 4096), 4096},
+                       1e-6f, b.stream);
+    }),
+             8 * n, 0);
+    std::snprintf(name, sizeof(name), "SiluMul %d x 4096", static_cast<int>(rows));
+    b.Report(name, b.Time([&](int) { SiluMul<bf16>(at(x, rows, 4096), at(y, rows, 8192), b.stream); }), 6 * n, 0);
+  }
+}
+
+void Sampling(Bench& b) {
+  const int64_t vocab = 151936;
+  for (const int64_t rows : {1, 32, 256}) {
+    const DeviceBuffer logits = b.Random(static_cast<size_t>(rows * vocab) * 4);
+    for (const char* kind : {"greedy", "temperature", "top-p 0.9", "top-k 50"}) {
+      std::vector<SamplingRow> host(static_cast<size_t>(rows));
+      for (SamplingRow& row : host) {
+        row.temperature = kind[0] == 'g' ? 0 : 1;
+        row.top_p = kind[4] == 'p' && kind[5] == ' ' ? 0.9f : 1;
+        row.top_k = kind[4] == 'k' ? 50 : 0;
+      }
+      DeviceBuffer sampling(host.size() * sizeof(SamplingRow), b.stream), tokens(host.size() * 4, b.stream);
+      b.stream.Copy(sampling.data(), host.data(), host.size() * sizeof(SamplingRow));
+      const double seconds = b.Time([&](int) {
+        Sample({tokens.At<int32_t>(0, rows), rows}, {logits.At<float>(0, rows * vocab), rows, vocab},
+               {sampling.At<SamplingRow>(0, rows), rows}, {}, {}, b.stream);
+      });
+      char name[64];
+      std::snprintf(name, sizeof(name), "Sample %s, %d x %d", kind, static_cast<int>(rows), static_cast<int>(vocab));
+      b.Report(name, seconds, static_cast<double>(rows * vocab) * 4, 0);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace millrace
+
+int main() {
+  using namespace millrace;
+  if (Stream::CountCuda() == 0) return std::printf("no GPU: nothing measured\n"), 0;
+  Bench b;
+  b.stream.ReserveWorkspace(size_t{512} << 20);
+  Copy(b);
+  Linears(b);
+  Attention(b, 16, 8, 128, 1, 1024, 1);
+  Attention(b, 16, 8, 128, 256, 1024, 1);
+  Attention(b, 32, 8, 128, 1, 8192, 1);
+  Attention(b, 32, 8, 128, 32, 1024, 1);
+  Attention(b, 32, 8, 128, 256, 1024, 1);
+  Attention(b, 32, 8, 128, 4, 2048, 2048);
+  Rows(b);
+  Sampling(b);
+  return 0;
+}
