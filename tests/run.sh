@@ -35,8 +35,9 @@ cluster() {
   python_tests build/cpu/bin tests/cluster/*_test.py
 }
 asan() {  # by clang, whose thread-safety analysis is an error there
-  build asan
-  UBSAN_OPTIONS=print_stacktrace=1 ctest --test-dir build/asan --output-on-failure -j "$jobs"
+  build asan --target tsan_tests text_test checkpoint_test model_config_test millrace-cli millrace-router millrace-worker
+  UBSAN_OPTIONS=print_stacktrace=1 ctest --test-dir build/asan -R '^(text|checkpoint|model_config)_test$' --output-on-failure -j "$jobs"
+  UBSAN_OPTIONS=print_stacktrace=1 ctest --test-dir build/asan -L tsan --output-on-failure -j "$jobs"
   python_tests build/asan/bin tests/cluster/stress_test.py
 }
 tsan() {  # targets without gRPC, whose Debian build is not instrumented
