@@ -32,6 +32,10 @@ def substitute(name, *changes):
     path.write_text(text)
 
 
+# Converting a float beyond int64 is undefined; such a value keeps 0 as its integer, as infinities do.
+substitute("value.h", ("val_int = std::isfinite(v) ? static_cast<int64_t>(v) : 0;",
+                       "val_int = v > -9.2e18 && v < 9.2e18 ? static_cast<int64_t>(v) : 0;", 1))
+
 # Bytes: every string and every value is charged to the render that makes it.
 edit("string.h",
      ('#include "utils.h"', '#include "router/text/jinja_budget.h"\n', ""),

@@ -36,8 +36,9 @@ cluster() {
 }
 asan() {  # by clang, whose thread-safety analysis is an error there
   build asan --target tsan_tests text_test checkpoint_test model_config_test millrace-cli millrace-router millrace-worker
-  UBSAN_OPTIONS=print_stacktrace=1 ctest --test-dir build/asan -R '^(text|checkpoint|model_config)_test$' --output-on-failure -j "$jobs"
-  UBSAN_OPTIONS=print_stacktrace=1 ctest --test-dir build/asan -L tsan --output-on-failure -j "$jobs"
+  export UBSAN_OPTIONS=print_stacktrace=1 LSAN_OPTIONS="suppressions=$root/tests/lsan.supp:print_suppressions=0"
+  ctest --test-dir build/asan -R '^(text|checkpoint|model_config)_test$' --output-on-failure -j "$jobs"
+  ctest --test-dir build/asan -L tsan --output-on-failure -j "$jobs"
   python_tests build/asan/bin tests/cluster/stress_test.py
 }
 tsan() {  # targets without gRPC, whose Debian build is not instrumented
