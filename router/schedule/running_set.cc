@@ -81,9 +81,9 @@ bool RunningSet::Admit(Sequence* sequence, const PrefixIndex::Match& match, Time
   const uint32_t id = free_slots_.back();
   free_slots_.pop_back();
   ++num_used_slots_;
-  Slot& slot = slots_[id];
-  slot = Slot{};
-  slot.state = Slot::State::kRunning;
+  RunningSlot& slot = slots_[id];
+  slot = RunningSlot{};
+  slot.state = RunningSlot::State::kRunning;
   slot.sequence = sequence;
   slot.admit_edit = last_edit_ + 1;
   slot.admission = ++num_admissions_;
@@ -120,11 +120,11 @@ void RunningSet::RefreshRanks(Time now) {
   }
 }
 
-absl::StatusOr<Slot*> RunningSet::ReportedSlot(uint32_t id, uint64_t applied_edit) {
+absl::StatusOr<RunningSlot*> RunningSet::ReportedSlot(uint32_t id, uint64_t applied_edit) {
   if (id >= slots_.size()) return absl::InvalidArgumentError(absl::StrCat("slot ", id, " of ", slots_.size()));
-  Slot& slot = slots_[id];
-  if (slot.state == Slot::State::kReleasing) return nullptr;
-  if (slot.state == Slot::State::kEmpty || slot.admit_edit > applied_edit) {
+  RunningSlot& slot = slots_[id];
+  if (slot.state == RunningSlot::State::kReleasing) return nullptr;
+  if (slot.state == RunningSlot::State::kEmpty || slot.admit_edit > applied_edit) {
     return absl::InvalidArgumentError(absl::StrCat("slot ", id, " is empty as of edit ", applied_edit));
   }
   return &slot;
@@ -139,13 +139,13 @@ absl::Status RunningSet::Applied(uint64_t edit) {
   for (; !quarantine_.empty() && quarantine_.front().edit <= edit; quarantine_.pop_front()) {
     const Quarantined& gone = quarantine_.front();
     for (const BlockId block : gone.blocks) pool_.EndQuarantine(block);
-    slots_[gone.slot] = Slot{};
+    slots_[gone.slot] = RunningSlot{};
     free_slots_.push_back(gone.slot);
   }
   return absl::OkStatus();
 }
 
-void RunningSet::Computed(Slot* slot, uint32_t num_computed) {
+void RunningSet::Computed(RunningSlot* slot, uint32_t num_computed) {
   slot->num_computed = num_computed;
   for (; (slot->num_ready + 1) * block_tokens_ <= num_computed; ++slot->num_ready) {
     if (slot->num_ready < slot->num_named) {
@@ -156,8 +156,8 @@ void RunningSet::Computed(Slot* slot, uint32_t num_computed) {
   }
   const uint32_t id = IdOf(*slot);
   std::erase_if(slot->dependents, [&](uint32_t other) {
-    Slot& dependent = slots_[other];
-    if (dependent.state != Slot::State::kRunning || dependent.filler != id) return true;
+    RunningSlot& dependent = slots_[other];
+    if (dependent.state != RunningSlot::State::kRunning || dependent.filler != id) return true;
     if (dependent.num_cached * block_tokens_ > num_computed) return false;
     dependent.filler = kNone;
     return true;
@@ -167,7 +167,7 @@ void RunningSet::Computed(Slot* slot, uint32_t num_computed) {
   }
 }
 
-void RunningSet::Appended(Slot* slot, uint32_t num_tokens) {
+void RunningSet::Appended(RunningSlot* slot, uint32_t num_tokens) {
   const uint32_t length = slot->sequence->length();
   if (slot->prefilling) {
     slot->left = 0;
@@ -181,9 +181,9 @@ void RunningSet::Appended(Slot* slot, uint32_t num_tokens) {
   touched_.push_back(IdOf(*slot));
 }
 
-void RunningSet::Stalled(Slot* slot) { touched_.push_back(IdOf(*slot)); }
+void RunningSet::Stalled(RunningSlot* slot) { touched_.push_back(IdOf(*slot)); }
 
-void RunningSet::LeavePrefill(Slot* slot) {
+void RunningSet::LeavePrefill(RunningSlot* slot) {
   slot->prefilling = false;
   std::erase(prefills_, IdOf(*slot));
   std::erase(rank_, IdOf(*slot));
@@ -194,7 +194,7 @@ std::vector<Sequence*> RunningSet::Stop(uint32_t slot, bool emptied, bool poison
   std::vector<uint32_t> dependents;
   StopOne(&slots_[slot], emptied, poisoned, &dependents);
   while (!dependents.empty()) {
-    Slot& dependent = slots_[dependents.back()];
+    RunningSlot& dependent = slots_[dependents.back()];
     dependents.pop_back();
     orphans.push_back(dependent.sequence);
     StopOne(&dependent, false, false, &dependents);
@@ -202,13 +202,13 @@ std::vector<Sequence*> RunningSet::Stop(uint32_t slot, bool emptied, bool poison
   return orphans;
 }
 
-void RunningSet::StopOne(Slot* slot, bool emptied, bool poisoned, std::vector<uint32_t>* dependents) {
+void RunningSet::StopOne(RunningSlot* slot, bool emptied, bool poisoned, std::vector<uint32_t>* dependents) {
   const uint32_t id = IdOf(*slot);
-  MILLRACE_CHECK(slot->state == Slot::State::kRunning, "a slot is stopped once", id);
+  MILLRACE_CHECK(slot->state == RunningSlot::State::kRunning, "a slot is stopped once", id);
   for (uint32_t i = slot->num_named; i-- > (poisoned ? slot->num_cached : slot->num_ready);) Unname(slot->table[i]);
   for (const uint32_t other : slot->dependents) {
-    Slot& dependent = slots_[other];
-    if (dependent.state != Slot::State::kRunning || dependent.filler != id) continue;
+    RunningSlot& dependent = slots_[other];
+    if (dependent.state != RunningSlot::State::kRunning || dependent.filler != id) continue;
     dependent.filler = kNone;
     dependents->push_back(other);
   }
@@ -226,13 +226,13 @@ void RunningSet::StopOne(Slot* slot, bool emptied, bool poisoned, std::vector<ui
   std::reverse(slot->table.begin(), slot->table.end());
   if (emptied || !Told(*slot)) {
     for (const BlockId block : slot->table) pool_.Unpin(block);
-    *slot = Slot{};
+    *slot = RunningSlot{};
     free_slots_.push_back(id);
   } else {
     for (const BlockId block : slot->table) pool_.Quarantine(block);
     quarantine_.push_back({last_edit_ + 1, id, std::move(slot->table)});
-    *slot = Slot{};
-    slot->state = Slot::State::kReleasing;
+    *slot = RunningSlot{};
+    slot->state = RunningSlot::State::kReleasing;
     release_.push_back(id);
   }
 }
@@ -246,7 +246,7 @@ worker::v1::Edit RunningSet::TakeEdit() {
     slots_[id].num_told = static_cast<uint32_t>(slots_[id].table.size());
   }
   for (const uint32_t id : extend_) {
-    Slot& slot = slots_[id];
+    RunningSlot& slot = slots_[id];
     worker::v1::Extend* extend = edit.add_extend();
     extend->set_slot(id);
     extend->mutable_block_table()->Add(slot.table.begin() + slot.num_told, slot.table.end());
@@ -261,7 +261,7 @@ worker::v1::Edit RunningSet::TakeEdit() {
   return edit;
 }
 
-void RunningSet::FillEdit(const Slot& slot, worker::v1::Admit* admit) const {
+void RunningSet::FillEdit(const RunningSlot& slot, worker::v1::Admit* admit) const {
   const Sequence& sequence = *slot.sequence;
   const auto first_new = sequence.tokens.begin() + slot.num_cached * block_tokens_;
   admit->set_slot(IdOf(slot));

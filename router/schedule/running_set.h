@@ -17,7 +17,7 @@
 
 namespace millrace {
 
-struct Slot {
+struct RunningSlot {
   enum class State { kEmpty, kRunning, kReleasing };
 
   State state = State::kEmpty;
@@ -47,9 +47,9 @@ class RunningSet {
   WorkerId id() const { return id_; }
   const worker::v1::StepCost& cost() const { return cost_; }
   const BlockPool& pool() const { return pool_; }
-  const std::vector<Slot>& slots() const { return slots_; }
+  const std::vector<RunningSlot>& slots() const { return slots_; }
   int64_t pool_tokens() const { return int64_t{pool_.size()} * block_tokens_; }
-  bool Told(const Slot& slot) const { return slot.admit_edit <= last_edit_; }  // its admission was taken
+  bool Told(const RunningSlot& slot) const { return slot.admit_edit <= last_edit_; }  // its admission was taken
   uint32_t num_used_slots() const { return num_used_slots_; }
   bool draining() const { return draining_; }
   void Drain() { draining_ = true; }
@@ -64,12 +64,12 @@ class RunningSet {
   void RefreshRanks(Time now);
 
   // Reports. The slot, null if it is being released and the report is older than that, or what breaks the contract.
-  absl::StatusOr<Slot*> ReportedSlot(uint32_t slot, uint64_t applied_edit);
+  absl::StatusOr<RunningSlot*> ReportedSlot(uint32_t slot, uint64_t applied_edit);
   // Ends the quarantines of edits up to this one.
   absl::Status Applied(uint64_t edit);
-  void Computed(Slot* slot, uint32_t num_computed);
-  void Appended(Slot* slot, uint32_t num_tokens);  // the sequence has them already
-  void Stalled(Slot* slot);
+  void Computed(RunningSlot* slot, uint32_t num_computed);
+  void Appended(RunningSlot* slot, uint32_t num_tokens);  // the sequence has them already
+  void Stalled(RunningSlot* slot);
 
   // The slot goes: at once if the worker has emptied it or does not know of it, otherwise with the next edit.
   // `poisoned`: what it computed is not to be found again. Returns the sequences that waited for its blocks, whose
@@ -93,19 +93,19 @@ class RunningSet {
     std::vector<BlockId> blocks;  // last first
   };
 
-  uint32_t IdOf(const Slot& slot) const { return static_cast<uint32_t>(&slot - slots_.data()); }
+  uint32_t IdOf(const RunningSlot& slot) const { return static_cast<uint32_t>(&slot - slots_.data()); }
   uint32_t TargetBlocks(const Sequence& sequence) const;
   uint32_t Reserve() const;
   BlockId TakeBlock();
-  bool Grow(Slot* slot, uint32_t num_blocks);
-  bool OutOfRoom(const Slot& slot) const { return slot.sequence->length() > slot.table.size() * block_tokens_; }
-  bool FreesBlocks(const Slot& slot) const;
-  Slot* ChooseVictim(const Slot& needy);
-  bool Name(Slot* slot, uint32_t filler);
+  bool Grow(RunningSlot* slot, uint32_t num_blocks);
+  bool OutOfRoom(const RunningSlot& slot) const { return slot.sequence->length() > slot.table.size() * block_tokens_; }
+  bool FreesBlocks(const RunningSlot& slot) const;
+  RunningSlot* ChooseVictim(const RunningSlot& needy);
+  bool Name(RunningSlot* slot, uint32_t filler);
   void Unname(BlockId block);
-  void StopOne(Slot* slot, bool emptied, bool poisoned, std::vector<uint32_t>* dependents);
-  void LeavePrefill(Slot* slot);
-  void FillEdit(const Slot& slot, worker::v1::Admit* admit) const;
+  void StopOne(RunningSlot* slot, bool emptied, bool poisoned, std::vector<uint32_t>* dependents);
+  void LeavePrefill(RunningSlot* slot);
+  void FillEdit(const RunningSlot& slot, worker::v1::Admit* admit) const;
 
   const WorkerId id_;
   const uint32_t place_;
@@ -118,7 +118,7 @@ class RunningSet {
   PrefixIndex* const index_;
 
   BlockPool pool_;
-  std::vector<Slot> slots_;
+  std::vector<RunningSlot> slots_;
   std::vector<uint32_t> free_slots_;
   uint32_t num_used_slots_ = 0;
   bool draining_ = false;

@@ -26,7 +26,7 @@ BlockId RunningSet::TakeBlock() {
   return taken->block;
 }
 
-bool RunningSet::Grow(Slot* slot, uint32_t num_blocks) {
+bool RunningSet::Grow(RunningSlot* slot, uint32_t num_blocks) {
   const size_t before = slot->table.size();
   while (slot->table.size() < num_blocks && pool_.available() > 0) slot->table.push_back(TakeBlock());
   const uint32_t id = IdOf(*slot);
@@ -35,7 +35,7 @@ bool RunningSet::Grow(Slot* slot, uint32_t num_blocks) {
 }
 
 // Names the first nameless block, full of known tokens, after the named ones before it.
-bool RunningSet::Name(Slot* slot, uint32_t filler) {
+bool RunningSet::Name(RunningSlot* slot, uint32_t filler) {
   Sequence& sequence = *slot->sequence;
   const uint32_t i = slot->num_named;
   const EntryId parent = i == 0 ? kNone : pool_.entry(slot->table[i - 1]);
@@ -55,19 +55,19 @@ void RunningSet::Unname(BlockId block) {
   pool_.SetEntry(block, kNone);
 }
 
-bool RunningSet::FreesBlocks(const Slot& slot) const {
+bool RunningSet::FreesBlocks(const RunningSlot& slot) const {
   return std::any_of(slot.table.rbegin(), slot.table.rend(), [&](BlockId block) { return pool_.pins(block) == 1; });
 }
 
 // The lowest priority, most recently admitted sequence that frees a block, `needy` itself included. Those that were
 // preempted often enough yield only to the oldest sequence, latest first, and only when nobody else can: so the oldest
 // always goes on.
-Slot* RunningSet::ChooseVictim(const Slot& needy) {
-  Slot* victim = nullptr;
-  Slot* last_resort = nullptr;
+RunningSlot* RunningSet::ChooseVictim(const RunningSlot& needy) {
+  RunningSlot* victim = nullptr;
+  RunningSlot* last_resort = nullptr;
   bool oldest = true;
-  for (Slot& slot : slots_) {
-    if (slot.state != Slot::State::kRunning) continue;
+  for (RunningSlot& slot : slots_) {
+    if (slot.state != RunningSlot::State::kRunning) continue;
     const Sequence& sequence = *slot.sequence;
     if (sequence.id < needy.sequence->id) oldest = false;
     if (!FreesBlocks(slot)) continue;
@@ -98,7 +98,7 @@ RunningSet::Evicted RunningSet::GrowLeases() {
       return true;
     });
     if (hungry_.size() <= pool_.quarantined()) break;  // enough is on its way
-    Slot* const victim = ChooseVictim(slots_[hungry_.front()]);
+    RunningSlot* const victim = ChooseVictim(slots_[hungry_.front()]);
     if (victim == nullptr) break;
     evicted.preempted.push_back(victim->sequence);
     const uint32_t used = pool_.used();
@@ -106,7 +106,7 @@ RunningSet::Evicted RunningSet::GrowLeases() {
     MILLRACE_CHECK(pool_.used() < used, "a preemption frees blocks", used);
   }
   for (const uint32_t id : touched_) {
-    Slot& slot = slots_[id];
+    RunningSlot& slot = slots_[id];
     if (slot.sequence->length() + lease_blocks_ahead_ * block_tokens_ <= slot.table.size() * block_tokens_) continue;
     Grow(&slot, TargetBlocks(*slot.sequence));
   }

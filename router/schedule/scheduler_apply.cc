@@ -28,7 +28,7 @@ absl::Status Scheduler::Apply(WorkerId id, const worker::v1::StepReport& report,
     if (absl::Status status = state.ApplyRow(&worker, row, report.applied_edit(), now); !status.ok()) return status;
   }
   for (const uint32_t stalled : report.stalled_slots()) {
-    const absl::StatusOr<Slot*> slot = worker.set->ReportedSlot(stalled, report.applied_edit());
+    const absl::StatusOr<RunningSlot*> slot = worker.set->ReportedSlot(stalled, report.applied_edit());
     if (!slot.ok()) return slot.status();
     if (*slot != nullptr) worker.set->Stalled(*slot);
   }
@@ -40,10 +40,10 @@ absl::Status Scheduler::Apply(WorkerId id, const worker::v1::StepReport& report,
 
 absl::Status Scheduler::State::ApplyProgress(Worker* worker, const worker::v1::Progress& progress,
                                              uint64_t applied_edit) {
-  const absl::StatusOr<Slot*> found = worker->set->ReportedSlot(progress.slot(), applied_edit);
+  const absl::StatusOr<RunningSlot*> found = worker->set->ReportedSlot(progress.slot(), applied_edit);
   if (!found.ok()) return found.status();
   if (*found == nullptr) return absl::OkStatus();
-  Slot& slot = **found;
+  RunningSlot& slot = **found;
   Sequence& sequence = *slot.sequence;
   if (progress.num_computed_tokens() < slot.num_computed || progress.num_computed_tokens() > sequence.length()) {
     return absl::InvalidArgumentError(absl::StrCat("slot ", progress.slot(), " computed ",
@@ -64,7 +64,7 @@ absl::Status Scheduler::State::ApplyProgress(Worker* worker, const worker::v1::P
   return absl::OkStatus();
 }
 
-absl::Status Scheduler::State::CheckRow(const Slot& slot, const worker::v1::Row& row) const {
+absl::Status Scheduler::State::CheckRow(const RunningSlot& slot, const worker::v1::Row& row) const {
   const Sequence& sequence = *slot.sequence;
   const int64_t length = int64_t{sequence.length()} + row.token_ids_size();
   const int64_t leased = static_cast<int64_t>(slot.table.size()) * block_tokens + 1;
@@ -109,10 +109,10 @@ absl::Status Scheduler::State::CheckRow(const Slot& slot, const worker::v1::Row&
 }
 
 absl::Status Scheduler::State::ApplyRow(Worker* worker, const worker::v1::Row& row, uint64_t applied_edit, Time now) {
-  const absl::StatusOr<Slot*> found = worker->set->ReportedSlot(row.slot(), applied_edit);
+  const absl::StatusOr<RunningSlot*> found = worker->set->ReportedSlot(row.slot(), applied_edit);
   if (!found.ok()) return found.status();
   if (*found == nullptr) return absl::OkStatus();
-  Slot& slot = **found;
+  RunningSlot& slot = **found;
   if (absl::Status status = CheckRow(slot, row); !status.ok()) return status;
   Sequence& sequence = *slot.sequence;
   SequenceEvent& event = events.emplace_back();

@@ -82,8 +82,8 @@ void Scheduler::RemoveWorker(WorkerId worker, Time now) {
   const uint32_t place = state.PlaceOf(worker);
   if (place == kNone) return;
   std::vector<Sequence*> lost;
-  for (const Slot& slot : state.workers[place].set->slots()) {
-    if (slot.state != Slot::State::kRunning) continue;
+  for (const RunningSlot& slot : state.workers[place].set->slots()) {
+    if (slot.state != RunningSlot::State::kRunning) continue;
     lost.push_back(slot.sequence);
     slot.sequence->losses += state.workers[place].set->Told(slot);
   }

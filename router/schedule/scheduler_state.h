@@ -61,7 +61,7 @@ struct Scheduler::State {
   // Reports.
   absl::Status ApplyProgress(Worker* worker, const worker::v1::Progress& progress, uint64_t applied_edit);
   absl::Status ApplyRow(Worker* worker, const worker::v1::Row& row, uint64_t applied_edit, Time now);
-  absl::Status CheckRow(const Slot& slot, const worker::v1::Row& row) const;
+  absl::Status CheckRow(const RunningSlot& slot, const worker::v1::Row& row) const;
 
   const SchedulerOptions options;
   const PrefixHasher hasher;

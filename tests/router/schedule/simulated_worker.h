@@ -66,7 +66,7 @@ class SimulatedWorker {
   }
   uint32_t num_blocks() const { return static_cast<uint32_t>(holders_.size()); }
   bool idle() const {
-    return std::none_of(slots_.begin(), slots_.end(), [](const Slot& slot) { return slot.live; });
+    return std::none_of(slots_.begin(), slots_.end(), [](const RunningSlot& slot) { return slot.live; });
   }
 
   void Apply(const worker::v1::Edit& edit) {
@@ -82,7 +82,7 @@ class SimulatedWorker {
     }
     for (const auto& extend : edit.extend()) {
       ASSERT_LT(extend.slot(), slots_.size());
-      Slot& slot = slots_[extend.slot()];
+      RunningSlot& slot = slots_[extend.slot()];
       ASSERT_GT(extend.block_table_size(), 0);
       if (!slot.live) continue;  // it has just ended by itself
       for (const uint32_t block : extend.block_table()) AddWritable(extend.slot(), block);
@@ -91,9 +91,9 @@ class SimulatedWorker {
       ASSERT_LT(rank.slot(), slots_.size());
       slots_[rank.slot()].rank = rank.rank();
     }
-    for (const Slot& slot : slots_) {
+    for (const RunningSlot& slot : slots_) {
       if (!slot.live || slot.filler < 0) continue;
-      const Slot& filler = slots_[static_cast<size_t>(slot.filler)];
+      const RunningSlot& filler = slots_[static_cast<size_t>(slot.filler)];
       ASSERT_TRUE(filler.live && filler.serial == slot.filler_serial) << "a slot waits for one that was released";
     }
   }
@@ -106,7 +106,7 @@ class SimulatedWorker {
     report.set_step_us(1000);
     std::vector<uint32_t> decoding, prefilling;
     for (uint32_t id = 0; id < slots_.size(); ++id) {
-      const Slot& slot = slots_[id];
+      const RunningSlot& slot = slots_[id];
       if (!slot.live || slot.filler >= 0) continue;
       (slot.computed + 1 == slot.length() && slot.sampled ? decoding : prefilling).push_back(id);
     }
@@ -126,7 +126,7 @@ class SimulatedWorker {
  private:
   static constexpr uint64_t kUnwritten = 0;
 
-  struct Slot {
+  struct RunningSlot {
     bool live = false;
     bool sampled = false;  // it has got a token here, so it decodes
     uint64_t serial = 0;
@@ -143,7 +143,7 @@ class SimulatedWorker {
 
   void Admit(const worker::v1::Admit& admit) {
     ASSERT_LT(admit.slot(), slots_.size());
-    Slot& slot = slots_[admit.slot()];
+    RunningSlot& slot = slots_[admit.slot()];
     ASSERT_FALSE(slot.live) << "slot " << admit.slot();
     ASSERT_EQ(admit.num_cached_tokens() % block_tokens_, 0u);
     ASSERT_GE(admit.token_ids_size(), 1);
@@ -159,7 +159,7 @@ class SimulatedWorker {
     const bool penalty = admit.sampling().repetition_penalty() != 1 || admit.sampling().presence_penalty() != 0 ||
                          admit.sampling().frequency_penalty() != 0;
     ASSERT_EQ(static_cast<uint32_t>(admit.cached_token_ids_size()), penalty ? admit.num_cached_tokens() : 0u);
-    slot = Slot{};
+    slot = RunningSlot{};
     slot.live = true;
     slot.serial = ++admissions_;
     slot.rank = admit.rank();
@@ -169,7 +169,7 @@ class SimulatedWorker {
     if (admit.has_filling_slot()) {
       ASSERT_LT(admit.filling_slot(), slots_.size());
       ASSERT_NE(admit.filling_slot(), admit.slot());
-      const Slot& filler = slots_[admit.filling_slot()];
+      const RunningSlot& filler = slots_[admit.filling_slot()];
       if (filler.live && filler.computed < slot.cached) {
         slot.filler = static_cast<int>(admit.filling_slot());
         slot.filler_serial = filler.serial;
@@ -207,17 +207,17 @@ class SimulatedWorker {
 
   // Those whose filler has come far enough, or has ended by itself.
   void Wake() {
-    for (Slot& slot : slots_) {
+    for (RunningSlot& slot : slots_) {
       if (!slot.live || slot.filler < 0) continue;
-      const Slot& filler = slots_[static_cast<size_t>(slot.filler)];
+      const RunningSlot& filler = slots_[static_cast<size_t>(slot.filler)];
       if (!filler.live || filler.serial != slot.filler_serial || filler.computed >= slot.cached) slot.filler = -1;
     }
   }
 
-  uint64_t& Kv(Slot& slot, uint32_t position) {
+  uint64_t& Kv(RunningSlot& slot, uint32_t position) {
     return kv_[size_t{slot.table[position / block_tokens_]} * block_tokens_ + position % block_tokens_];
   }
-  uint64_t Compute(Slot& slot) {
+  uint64_t Compute(RunningSlot& slot) {
     const uint32_t position = slot.computed++;
     const uint64_t before = position == 0 ? 1 : Kv(slot, position - 1);
     if (before == kUnwritten) ADD_FAILURE() << "position " << position - 1 << " is read before it was written";
@@ -226,7 +226,7 @@ class SimulatedWorker {
 
   // True if the sequence goes on.
   bool Accept(uint32_t id, uint64_t kv, worker::v1::Row* row) {
-    Slot& slot = slots_[id];
+    RunningSlot& slot = slots_[id];
     const std::optional<int32_t> token = model_.Sample(kv, slot.admit.sampling().seed());
     if (!token.has_value()) {
       row->set_finish_reason(worker::v1::FINISH_REASON_NON_FINITE);
@@ -246,7 +246,7 @@ class SimulatedWorker {
   }
 
   void Decode(uint32_t id, uint32_t burst, worker::v1::StepReport* report) {
-    Slot& slot = slots_[id];
+    RunningSlot& slot = slots_[id];
     worker::v1::Row row;
     row.set_slot(id);
     bool goes_on = true;
@@ -261,7 +261,7 @@ class SimulatedWorker {
   }
 
   uint32_t Prefill(uint32_t id, uint32_t budget, worker::v1::StepReport* report) {
-    Slot& slot = slots_[id];
+    RunningSlot& slot = slots_[id];
     const uint32_t n = std::min(budget, slot.length() - slot.computed);
     worker::v1::Progress* progress = report->add_prefill();
     progress->set_slot(id);
@@ -286,7 +286,7 @@ class SimulatedWorker {
   std::vector<uint64_t> kv_;
   std::vector<int> holders_;  // by block: tables that hold it
   std::vector<int> writer_;   // by block: the slot that may write it
-  std::vector<Slot> slots_;
+  std::vector<RunningSlot> slots_;
   uint64_t applied_edit_ = 0;
   uint64_t step_ = 0;
   uint64_t admissions_ = 0;
