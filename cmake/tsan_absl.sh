@@ -20,5 +20,3 @@ for f in barrier blocking_counter notification mutex internal/create_thread_iden
   clang++-14 -std=c++17 -O2 -g -fsanitize=thread -I../.. -c $f.cc -o "$work/$(basename $f).o"
 done
 ar rcs "$out/libabsl_synchronization.a" "$work"/*.o
-clang++-14 -std=c++17 -O2 -g -fsanitize=thread -I../.. -c ../base/internal/low_level_alloc.cc -o "$work/low_level_alloc.o"
-ar rcs "$out/libabsl_malloc_internal.a" "$work/low_level_alloc.o"
