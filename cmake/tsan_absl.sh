@@ -1,6 +1,5 @@
 #!/bin/sh
-# tsan_absl.sh FOLDER: builds libabsl_synchronization.a and libabsl_malloc_internal.a with ThreadSanitizer from the distribution's
-# own Abseil source. The second holds the allocator of the first, whose lock must be visible too.
+# tsan_absl.sh FOLDER: builds libabsl_synchronization.a with ThreadSanitizer from the distribution's own Abseil source.
 # Debian's archive has no TSan hooks, which makes every absl::Mutex invisible to it, and so every use of one a false race.
 set -eu
 out=$1; mkdir -p "$out"; work=$(mktemp -d); trap 'rm -rf "$work"' EXIT
