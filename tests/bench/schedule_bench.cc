@@ -15,6 +15,7 @@ namespace millrace {
 namespace {
 
 constexpr uint64_t kKey[2] = {1, 2};
+constexpr uint32_t kBlockTokens = 32;  // as workers have it
 
 std::vector<int32_t> Tokens(size_t n, uint64_t seed) {
   std::mt19937_64 rng(seed);
@@ -29,31 +30,31 @@ void BM_Hash(benchmark::State& state) {
   std::vector<PrefixHash> hashes;
   for (auto _ : state) {
     hashes.clear();
-    hasher.Extend(hashes, hasher.Root(""), tokens, 16);
+    hasher.Extend(hashes, hasher.Root(""), tokens, kBlockTokens);
     benchmark::DoNotOptimize(hashes.data());
   }
   state.SetBytesProcessed(state.iterations() * 4096 * 4);
 }
 BENCHMARK(BM_Hash);
 
-// An index of 1,000 prompts of 4,096 tokens in blocks of 16; each prompt is held by `holders` of 16 workers.
+// An index of 1,000 prompts of 4,096 tokens in blocks of 32; each prompt is held by `holders` of 16 workers.
 void BM_HashAndMatch(benchmark::State& state) {
   const auto num_holders = static_cast<uint32_t>(state.range(0));
   const PrefixHasher hasher(kKey);
-  PrefixIndex index(16);
+  PrefixIndex index(kBlockTokens);
   std::vector<std::vector<int32_t>> prompts;
   std::vector<PrefixHash> hashes;
   BlockId block = 0;
   for (uint64_t i = 0; i < 1000; ++i) {
     prompts.push_back(Tokens(4096, i));
     hashes.clear();
-    hasher.Extend(hashes, hasher.Root(""), prompts.back(), 16);
+    hasher.Extend(hashes, hasher.Root(""), prompts.back(), kBlockTokens);
     EntryId parent = kNone;
     for (size_t n = 0; n < hashes.size(); ++n, ++block) {
       EntryId entry = kNone;
       for (uint32_t worker = 0; worker < num_holders; ++worker) {
         entry =
-            index.Insert(hasher.Root(""), parent, hashes[n], prompts.back().data() + n * 16, {worker, block, kNone});
+            index.Insert(hasher.Root(""), parent, hashes[n], prompts.back().data() + n * kBlockTokens, {worker, block, kNone});
       }
       parent = entry;
     }
@@ -64,9 +65,9 @@ void BM_HashAndMatch(benchmark::State& state) {
   for (auto _ : state) {
     const std::vector<int32_t>& prompt = prompts[turn++ % used];
     hashes.clear();
-    hasher.Extend(hashes, hasher.Root(""), prompt, 16);
+    hasher.Extend(hashes, hasher.Root(""), prompt, kBlockTokens);
     index.Find(hasher.Root(""), hashes, prompt.data(), 16, &match);
-    MILLRACE_CHECK(match.depth[0] == 256, "all blocks match");
+    MILLRACE_CHECK(match.depth[0] == 4096 / kBlockTokens, "all blocks match");
   }
 }
 BENCHMARK(BM_HashAndMatch)->Args({1, 1})->Args({4, 1})->Args({16, 1})->Args({1, 1000});
@@ -76,7 +77,7 @@ worker::v1::Ready Ready(uint32_t blocks, uint32_t slots) {
   ready.mutable_model()->set_vocab_size(150'000);
   ready.mutable_model()->set_max_context(131'072);
   ready.set_num_blocks(blocks);
-  ready.set_block_tokens(16);
+  ready.set_block_tokens(kBlockTokens);
   ready.set_num_slots(slots);
   ready.set_step_target_us(45'000);
   ready.mutable_step_cost()->set_step_us(5000);
@@ -117,7 +118,7 @@ void BM_SubmitAndDispatch(benchmark::State& state) {
   std::vector<uint64_t> steps(64, 0);
   for (int i = 0; i < 16; ++i) workers.push_back(*scheduler.AddWorker(Ready(65'536, 256), 0));
   std::vector<std::vector<int32_t>> conversations;
-  for (uint64_t i = 0; i < 64; ++i) conversations.push_back(Tokens(24 * 16, i));
+  for (uint64_t i = 0; i < 64; ++i) conversations.push_back(Tokens(24 * kBlockTokens, i));
   Time now = 1;
   const auto answer = [&](bool finish) {
     for (const WorkerId worker : scheduler.PendingWorkers()) {
@@ -183,7 +184,7 @@ void BM_SubmitToAFullQueue(benchmark::State& state) {
 }
 BENCHMARK(BM_SubmitToAFullQueue)->UseManualTime()->Arg(4000)->Iterations(5'000);
 
-// One step of a worker with 256 decoding rows, blocks of 16: every 16th step extends each slot. The edit is taken, too.
+// One step of a worker with 256 decoding rows: every 32nd step extends each slot. The edit is taken, too.
 void BM_ApplyRows(benchmark::State& state) {
   const auto rows = static_cast<uint32_t>(state.range(0));
   SchedulerOptions options;
