@@ -276,6 +276,7 @@ __device__ void StoreOut(const AttentionArgs& args, const AttendItem& item, cons
 
 template <int D>
 __global__ void __launch_bounds__(kThreads, 2) AttendKernel(AttentionArgs args) {
+  AwaitInputs();
   extern __shared__ __align__(16) uint8_t shared[];
   __shared__ __align__(16) bf16 queries[kWarps][kTileQueries * D];
   float* const totals = reinterpret_cast<float*>(shared) + threadIdx.x;
@@ -315,6 +316,7 @@ __global__ void __launch_bounds__(kThreads, 2) AttendKernel(AttentionArgs args) 
 // One warp per row and head; lane l has dims l, l + 32, ….
 template <int D>
 __global__ void CombineKernel(AttentionArgs args) {
+  AwaitInputs();
   constexpr int kShare = (D + kWarp - 1) / kWarp;
   constexpr int kAtOnce = 8;  // chunks whose loads are under way together
   const int64_t t = blockIdx.x;

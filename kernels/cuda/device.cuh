@@ -11,7 +11,8 @@ namespace millrace::cuda {
 
 constexpr int kWarp = 32;
 
-// Launches on the stream's GPU; nothing waits.
+// Launches on the stream's GPU; nothing waits. The kernel may begin while the one before it still runs, and calls
+// AwaitInputs before it touches what others wrote or read.
 template <class... P, class... Args>
 void Launch(Stream& stream, void (*kernel)(P...), dim3 grid, int threads, size_t shared_bytes, Args... args) {
   State& state = StateOf(stream);
@@ -25,12 +26,23 @@ void Launch(Stream& stream, void (*kernel)(P...), dim3 grid, int threads, size_t
   config.blockDim = dim3(static_cast<unsigned>(threads));
   config.dynamicSmemBytes = shared_bytes;
   config.stream = state.queue;
+  cudaLaunchAttribute overlap{};
+  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  overlap.val.programmaticStreamSerializationAllowed = 1;
+  config.attrs = &overlap;
+  config.numAttrs = 1;
   CheckCuda(cudaLaunchKernelEx(&config, kernel, static_cast<P>(args)...), "a kernel's launch");
   CheckCuda(cudaGetLastError(), "a kernel's launch");
 }
 
 inline unsigned Grid(int64_t n) { return static_cast<unsigned>(n); }
 __host__ __device__ constexpr int64_t DivideUp(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Returns when the kernels before this one have ended and their writes are seen; lets the next one begin meanwhile. Every
+// thread calls it once. Before it only weights, which nothing writes after start-up, may be read.
+__device__ __forceinline__ void AwaitInputs() {
+  asm volatile("griddepcontrol.launch_dependents;\ngriddepcontrol.wait;" ::: "memory");
+}
 
 // An invariant that only the GPU can see: stops the kernel, and with it the process.
 __device__ __forceinline__ void Require(bool condition) {

@@ -61,6 +61,7 @@ __device__ __forceinline__ void MultiplyStage(float (&sum)[kM][kN][4], uint32_t 
 
 template <int kM, int kN, class Y, bool kPacked>
 __global__ void __launch_bounds__(kThreads) FewRowsKernel(LinearArgs args) {
+  AwaitInputs();
   using S = Shape<kM, kN>;
   extern __shared__ __align__(1024) uint8_t shared[];
   const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = static_cast<int>(threadIdx.x) % kWarp;

@@ -109,6 +109,7 @@ __device__ __forceinline__ void StoreTile(const LinearArgs& args, const float (&
 template <class Y, bool kPacked>
 __global__ void __launch_bounds__(kThreads, 1)
     ManyRowsKernel(LinearArgs args, int64_t row_tiles, int64_t output_tiles) {
+  AwaitInputs();
   extern __shared__ uint8_t shared[];
   const uint32_t ring = (SharedAddress(shared) + 1023u) & ~1023u;
   const int64_t group = int64_t{blockIdx.x} / (kRowTilesAtOnce * output_tiles);

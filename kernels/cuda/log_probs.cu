@@ -14,6 +14,7 @@ namespace {
 __global__ void __launch_bounds__(kRowThreads)
     LogProbsKernel(float* chosen, float* top_values, int32_t* top_tokens, int64_t top, const float* logits,
                    int64_t vocab, const int32_t* tokens) {
+  AwaitInputs();
   __shared__ RowScratch scratch;
   const int64_t r = blockIdx.x;
   const float* x = logits + r * vocab;

@@ -59,6 +59,7 @@ __device__ __forceinline__ void Rotate(float& a, float& b, float cos, float sin)
 }
 
 __global__ void __launch_bounds__(kThreads) RopeAppendKernel(RopeArgs args) {
+  AwaitInputs();
   const int dim = args.kv.head_dim, half = dim / 2, kv_heads = args.kv.num_kv_heads;
   const int64_t t = blockIdx.x;
   const int64_t position = args.positions[t], slot = args.slots[t];

@@ -14,6 +14,7 @@ namespace {
 
 template <int W>
 __global__ void CopyRowsKernel(bf16* out, const bf16* from, const int32_t* ids, int64_t ids_end, int64_t cols) {
+  AwaitInputs();
   const int64_t id = ids[blockIdx.x];
   Require(id >= 0 && id < ids_end);
   using Unit = std::conditional_t<W == 8, uint4, uint16_t>;
@@ -24,6 +25,7 @@ __global__ void CopyRowsKernel(bf16* out, const bf16* from, const int32_t* ids, 
 
 template <int W>
 __global__ void AddKernel(bf16* x, const bf16* delta, int64_t count) {
+  AwaitInputs();
   const int64_t i = (int64_t{blockIdx.x} * blockDim.x + threadIdx.x) * W;
   if (i >= count) return;
   float a[W], b[W];
@@ -37,6 +39,7 @@ __global__ void AddKernel(bf16* x, const bf16* delta, int64_t count) {
 // x may be out. With kAdd x becomes x + delta first.
 template <int W, bool kAdd>
 __global__ void RmsNormKernel(bf16* out, bf16* x, const bf16* delta, const float* weight, int64_t cols, float eps) {
+  AwaitInputs();
   __shared__ float shared[kWarp];
   bf16* const row = x + int64_t{blockIdx.x} * cols;
   const int64_t step = int64_t{blockDim.x} * W;
@@ -67,6 +70,7 @@ __global__ void RmsNormKernel(bf16* out, bf16* x, const bf16* delta, const float
 
 template <int W>
 __global__ void SiluMulKernel(bf16* out, const bf16* gate_up, int64_t cols) {
+  AwaitInputs();
   const int64_t c = (int64_t{blockIdx.y} * blockDim.x + threadIdx.x) * W;
   if (c >= cols) return;
   const int64_t row = blockIdx.x;

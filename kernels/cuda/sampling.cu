@@ -255,6 +255,7 @@ __device__ int32_t NoisyArgmax(const float* z, int64_t vocab, const SamplingRow&
 }
 
 __global__ void __launch_bounds__(kRowThreads) ProcessLogitsKernel(SamplingArgs args) {
+  AwaitInputs();
   __shared__ Shared shared;
   const int64_t r = blockIdx.x;
   ProcessRow(args.z + r * args.vocab, args.logits + r * args.vocab, args.rows[r], args, shared);
@@ -278,6 +279,7 @@ __device__ int32_t SampleRow(float* z, const float* logits, const SamplingRow& r
 }
 
 __global__ void __launch_bounds__(kRowThreads) SampleKernel(SamplingArgs args) {
+  AwaitInputs();
   __shared__ Shared shared;
   float* const z = args.z + blockIdx.x * args.vocab;
   for (int64_t r = blockIdx.x; r < args.row_count; r += gridDim.x) {
