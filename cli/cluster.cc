@@ -47,6 +47,7 @@ absl::Status Cluster::Serve() {
   for (size_t i = 0; i < options_.num_workers; ++i) {
     std::vector<std::string> argv = options_.worker_argv;
     argv.push_back("--listen=127.0.0.1:0");
+    if (options_.on_gpus) argv.push_back(absl::StrCat("--device=cuda:", i));
     argv.push_back(absl::StrCat("--worker_id=worker-", i));
     members_.push_back(
         std::make_unique<Member>(absl::StrCat("worker-", i), std::move(argv), options_.log_dir, terminal_.err));

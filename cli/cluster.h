@@ -20,6 +20,7 @@ struct ClusterOptions {
   std::vector<std::string> worker_argv;  // without its address
   std::vector<std::string> router_argv;  // without the workers' addresses
   size_t num_workers = 1;
+  bool on_gpus = false;  // worker i on GPU i
 };
 
 class Cluster {

@@ -23,7 +23,7 @@ namespace {
 namespace fs = std::filesystem;
 
 struct Options {
-  std::string model, host = "127.0.0.1", log_dir, kv_memory;
+  std::string model, host = "127.0.0.1", log_dir, kv_memory, device = "cpu";
   int64_t port = 7400, workers = 1, threads = 0, max_slots = 0;
   double step_target_ms = 0;
   bool insecure = false;
@@ -35,6 +35,7 @@ void Describe(Options& options, Arguments& arguments) {
   arguments.Add("port", &options.port, 0, 65535, "port that the router listens on; 0: any");
   arguments.Add("insecure", &options.insecure, "listen in plaintext beyond this machine, without authentication");
   arguments.Add("workers", &options.workers, 1, 64, "worker processes");
+  arguments.Add("device", &options.device, "cpu, or cuda: the n-th worker takes the n-th GPU");
   arguments.Add("threads", &options.threads, 0, 1024, "threads of a worker; 0: the cores divided among the workers");
   arguments.Add("kv_memory", &options.kv_memory, "KV cache of a worker, e.g. 512MiB (default: the worker's)");
   arguments.Add("max_slots", &options.max_slots, 0, 65536,
@@ -94,6 +95,9 @@ absl::Status CheckOptions(const Options& options) {
       return absl::InvalidArgumentError(absl::StrCat("--model ", options.model, ": no ", name, " in that folder"));
     }
   }
+  if (options.device != "cpu" && options.device != "cuda") {
+    return absl::InvalidArgumentError(absl::StrCat("--device takes cpu or cuda, not '", options.device, "'"));
+  }
   if (!options.kv_memory.empty() && !IsMemorySize(options.kv_memory)) {
     return absl::InvalidArgumentError(
         absl::StrCat("--kv_memory takes a size such as 512MiB, not '", options.kv_memory, "'"));
@@ -131,11 +135,10 @@ absl::StatusOr<ClusterOptions> Plan(const Options& options) {
   plan.log_dir = options.log_dir;
   plan.num_workers = static_cast<size_t>(options.workers);
   plan.worker_argv = {*worker, absl::StrCat("--model=", model.string()), absl::StrCat("--threads=", threads)};
+  plan.on_gpus = options.device == "cuda";
   if (!options.kv_memory.empty()) plan.worker_argv.push_back(absl::StrCat("--kv_memory=", options.kv_memory));
   if (options.max_slots > 0) {
     plan.worker_argv.push_back(absl::StrCat("--max_slots=", options.max_slots));
-    // A step has a row for every slot at least; 512 is the worker's own default.
-    plan.worker_argv.push_back(absl::StrCat("--max_rows=", std::max<int64_t>(options.max_slots, 512)));
   }
   if (options.step_target_ms > 0) plan.worker_argv.push_back(absl::StrCat("--step_target_ms=", options.step_target_ms));
   plan.router_argv = {*router, absl::StrCat("--model=", model.string()),

@@ -22,12 +22,23 @@ Stream::State::Release Stream::State::release() const {
   return [](std::byte* data, size_t bytes) { munmap(data, bytes); };
 }
 
+std::byte* Stream::State::AllocateShared(size_t bytes) { return Stream::State::Allocate(bytes); }
+Stream::State::Release Stream::State::release_shared() const { return Stream::State::release(); }
+
 void Stream::State::Copy(void* to, const void* from, size_t bytes) { std::memcpy(to, from, bytes); }
 
 DeviceBuffer::DeviceBuffer(size_t bytes, Stream& stream) : release_(stream.state().release()) {
   if (bytes == 0) return;
   data_ = stream.state().Allocate(bytes);
   if (data_ != nullptr) bytes_ = bytes;
+}
+
+DeviceBuffer DeviceBuffer::Shared(size_t bytes, Stream& stream) {
+  DeviceBuffer buffer;
+  buffer.release_ = stream.state().release_shared();
+  buffer.data_ = stream.state().AllocateShared(bytes);
+  if (buffer.data_ != nullptr) buffer.bytes_ = bytes;
+  return buffer;
 }
 
 DeviceBuffer::DeviceBuffer(DeviceBuffer&& other) noexcept

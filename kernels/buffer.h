@@ -14,6 +14,8 @@ class DeviceBuffer {
   DeviceBuffer() = default;
   // An allocation that fails leaves data() null: the caller knows what did not fit and says so.
   DeviceBuffer(size_t bytes, Stream& stream);
+  // Host memory that the device reads and writes at the same address.
+  static DeviceBuffer Shared(size_t bytes, Stream& stream);
   DeviceBuffer(DeviceBuffer&& other) noexcept;
   DeviceBuffer& operator=(DeviceBuffer&& other) noexcept;
   ~DeviceBuffer();

@@ -3,6 +3,7 @@
 
 #include "kernels/check.h"
 #include "kernels/cpu/ops.h"
+#include "kernels/device_step.h"
 #include "kernels/ops.h"
 #ifdef MILLRACE_CUDA
 #include "kernels/cuda/ops.h"
@@ -219,6 +220,16 @@ size_t SampleWorkspaceBytes(int64_t vocab, const Stream& stream) {
   return cpu::SampleWorkspaceBytes(vocab, stream.num_threads());
 }
 
+void CountTokens(Mat<TokenCount> history, Vec<const SamplingRow> rows, Vec<const int32_t> tokens, Stream& stream) {
+  MILLRACE_CHECK(rows.size == tokens.size, "each token has its sampling", rows.size, tokens.size);
+  for (int64_t r = 0; stream.device() == Device::kCpu && r < rows.size; ++r) {
+    if (rows[r].history < 0) continue;
+    MILLRACE_CHECK(rows[r].history < history.rows, "the history exists", rows[r].history, history.rows);
+    MILLRACE_CHECK(tokens[r] < history.cols, "counted tokens are in the vocabulary", tokens[r], history.cols);
+  }
+  MILLRACE_ON_DEVICE(stream, CountTokens(history, rows, tokens, stream));
+}
+
 void LogProbs(Vec<float> chosen, Mat<float> top_values, Mat<int32_t> top_tokens, Mat<const float> logits,
               Vec<const int32_t> tokens, Stream& stream) {
   MILLRACE_CHECK(chosen.size == logits.rows && tokens.size == logits.rows && top_values.rows == logits.rows,
@@ -228,6 +239,20 @@ void LogProbs(Vec<float> chosen, Mat<float> top_values, Mat<int32_t> top_tokens,
                  logits.cols);
   CheckIds(tokens, -1, logits.cols, stream);
   MILLRACE_ON_DEVICE(stream, LogProbs(chosen, top_values, top_tokens, logits, tokens, stream));
+}
+
+void LoadStep([[maybe_unused]] const DeviceStep& to, [[maybe_unused]] const StagedSteps& from, Stream& stream) {
+  MILLRACE_CHECK(stream.device() == Device::kCuda, "a step is loaded into a GPU");
+#ifdef MILLRACE_CUDA
+  cuda::LoadStep(to, from, stream);
+#endif
+}
+
+void StoreTokens([[maybe_unused]] const StagedSteps& to, [[maybe_unused]] const DeviceStep& step, Stream& stream) {
+  MILLRACE_CHECK(stream.device() == Device::kCuda, "tokens come back from a GPU");
+#ifdef MILLRACE_CUDA
+  cuda::StoreTokens(to, step, stream);
+#endif
 }
 
 template void Linear(Mat<float>, Mat<const float>, PackedWeight, Vec<const float>, Stream&);

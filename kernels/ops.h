@@ -121,6 +121,10 @@ void Sample(Vec<int32_t> tokens, Mat<const float> logits, Vec<const SamplingRow>
             Mat<const TokenCount> history, Stream& stream);
 size_t SampleWorkspaceBytes(int64_t vocab, const Stream& stream);
 
+// ++history[rows[r].history][tokens[r]] for each row that has a history and whose token is not negative.
+//                                                                             history [*, V]  rows, tokens [R]
+void CountTokens(Mat<TokenCount> history, Vec<const SamplingRow> rows, Vec<const int32_t> tokens, Stream& stream);
+
 // Natural-log softmax of the raw logits (temperature 1, before any processing): chosen[r] of tokens[r], and the N
 // likeliest tokens, best first, ties to the lowest id.                                    top_* [R, N]  N <= V
 void LogProbs(Vec<float> chosen, Mat<float> top_values, Mat<int32_t> top_tokens, Mat<const float> logits,

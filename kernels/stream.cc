@@ -23,6 +23,9 @@ int Stream::num_threads() const { return state_->num_threads(); }
 std::byte* Stream::workspace() const { return state_->workspace.data(); }
 size_t Stream::workspace_bytes() const { return state_->workspace.bytes(); }
 void Stream::Synchronize() { state_->Synchronize(); }
+void Stream::Mark(int mark) { state_->Mark(mark); }
+void Stream::AwaitMark(int mark) { state_->AwaitMark(mark); }
+int64_t Stream::FreeBytes() const { return state_->FreeBytes(); }
 void Stream::Copy(void* to, const void* from, size_t bytes) { state_->Copy(to, from, bytes); }
 
 void Stream::ReserveWorkspace(size_t bytes) {

@@ -39,6 +39,15 @@ class Stream {
   // Returns when all work given to the stream has ended.
   void Synchronize();
 
+  // Notes the present end of the stream's work under a number, 0 … kMarks - 1; AwaitMark returns when what was noted
+  // last under it has ended.
+  static constexpr int kMarks = 2;
+  void Mark(int mark);
+  void AwaitMark(int mark);
+
+  // Memory that is left on the device.
+  int64_t FreeBytes() const;
+
   struct State;  // the device's own: kernels/cpu or kernels/cuda
   State& state() const { return *state_; }
 

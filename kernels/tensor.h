@@ -16,7 +16,7 @@ template <class T>
 struct Vec {
   T* data = nullptr;
   int64_t size = 0;
-  T& operator[](int64_t i) const { return data[i]; }
+  constexpr T& operator[](int64_t i) const { return data[i]; }
   Vec Slice(int64_t begin, int64_t count) const { return {data + begin, count}; }
 };
 template <class T>
@@ -26,7 +26,7 @@ struct Vec<const T> {
   Vec() = default;
   Vec(const T* d, int64_t n) : data(d), size(n) {}
   Vec(Vec<T> v) : data(v.data), size(v.size) {}  // NOLINT: a writable view is a readable one
-  const T& operator[](int64_t i) const { return data[i]; }
+  constexpr const T& operator[](int64_t i) const { return data[i]; }
   Vec Slice(int64_t begin, int64_t count) const { return {data + begin, count}; }
 };
 
@@ -35,7 +35,7 @@ struct Mat {
   T* data = nullptr;
   int64_t rows = 0;
   int64_t cols = 0;
-  T* row(int64_t r) const { return data + r * cols; }
+  constexpr T* row(int64_t r) const { return data + r * cols; }
   Mat Rows(int64_t begin, int64_t count) const { return {row(begin), count, cols}; }
 };
 template <class T>
@@ -46,7 +46,7 @@ struct Mat<const T> {
   Mat() = default;
   Mat(const T* d, int64_t r, int64_t c) : data(d), rows(r), cols(c) {}
   Mat(Mat<T> m) : data(m.data), rows(m.rows), cols(m.cols) {}  // NOLINT: a writable view is a readable one
-  const T* row(int64_t r) const { return data + r * cols; }
+  constexpr const T* row(int64_t r) const { return data + r * cols; }
   Mat Rows(int64_t begin, int64_t count) const { return {row(begin), count, cols}; }
 };
 

@@ -18,10 +18,14 @@ ABSL_FLAG(
     bool, insecure, false,
     "allow plaintext on an address other than loopback: whoever reaches it can read prompts and command the worker");
 ABSL_FLAG(std::string, worker_id, "", "name of this worker, at most 128 bytes; default: drawn at start-up");
-ABSL_FLAG(int, threads, millrace::WorkerOptions().threads, "compute threads; 0: one per core");
-ABSL_FLAG(std::string, kv_memory, millrace::WorkerOptions().kv_memory, "memory of the KV pool, e.g. 512MiB or 2GiB");
+ABSL_FLAG(std::string, device, millrace::WorkerOptions().device, "cpu, cuda or cuda:N");
+ABSL_FLAG(int, threads, millrace::WorkerOptions().threads, "compute threads on the CPU; 0: one per core");
+ABSL_FLAG(std::string, kv_memory, millrace::WorkerOptions().kv_memory,
+          "memory of the KV pool, e.g. 512MiB or 2GiB; empty: 1GiB on the CPU, on a GPU what --gpu_memory_fraction leaves");
+ABSL_FLAG(double, gpu_memory_fraction, millrace::WorkerOptions().gpu_memory_fraction,
+          "of the GPU's free memory, for weights, activations and KV pool together");
 ABSL_FLAG(int, max_slots, millrace::WorkerOptions().max_slots, "sequences at once");
-ABSL_FLAG(int, max_rows, millrace::WorkerOptions().max_rows, "tokens of one step; at least max_slots");
+ABSL_FLAG(int, max_rows, millrace::WorkerOptions().max_rows, "tokens of one step; at least max_slots; 0: 512 on the CPU, 8192 on a GPU");
 ABSL_FLAG(double, step_target_ms, millrace::WorkerOptions().step_target_ms,
           "decoding steps take prefill as long as they are predicted to stay below");
 
@@ -34,6 +38,8 @@ millrace::WorkerOptions OptionsFromFlags() {
   options.listen = absl::GetFlag(FLAGS_listen);
   options.insecure = absl::GetFlag(FLAGS_insecure);
   options.worker_id = absl::GetFlag(FLAGS_worker_id);
+  options.device = absl::GetFlag(FLAGS_device);
+  options.gpu_memory_fraction = absl::GetFlag(FLAGS_gpu_memory_fraction);
   options.threads = absl::GetFlag(FLAGS_threads);
   options.kv_memory = absl::GetFlag(FLAGS_kv_memory);
   options.max_slots = absl::GetFlag(FLAGS_max_slots);

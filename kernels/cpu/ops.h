@@ -33,6 +33,7 @@ void ProcessLogits(Mat<float> out, Mat<const float> logits, Vec<const SamplingRo
                    Mat<const TokenCount> history, Stream& stream);
 void Sample(Vec<int32_t> tokens, Mat<const float> logits, Vec<const SamplingRow> rows, Vec<const LogitBias> biases,
             Mat<const TokenCount> history, Stream& stream);
+void CountTokens(Mat<TokenCount> history, Vec<const SamplingRow> rows, Vec<const int32_t> tokens, Stream& stream);
 void LogProbs(Vec<float> chosen, Mat<float> top_values, Mat<int32_t> top_tokens, Mat<const float> logits,
               Vec<const int32_t> tokens, Stream& stream);
 

@@ -179,6 +179,12 @@ void Sample(Vec<int32_t> tokens, Mat<const float> logits, Vec<const SamplingRow>
   });
 }
 
+void CountTokens(Mat<TokenCount> history, Vec<const SamplingRow> rows, Vec<const int32_t> tokens, Stream&) {
+  for (int64_t r = 0; r < rows.size; ++r) {
+    if (rows[r].history >= 0 && tokens[r] >= 0) ++history.row(rows[r].history)[tokens[r]];
+  }
+}
+
 void LogProbs(Vec<float> chosen, Mat<float> top_values, Mat<int32_t> top_tokens, Mat<const float> logits,
               Vec<const int32_t> tokens, Stream& stream) {
   const Kernels& kernels = *StateOf(stream).kernels;

@@ -2,6 +2,7 @@
 // kernels and returns.
 #pragma once
 
+#include "kernels/device_step.h"
 #include "kernels/ops.h"
 
 namespace millrace::cuda {
@@ -26,8 +27,12 @@ void ProcessLogits(Mat<float> out, Mat<const float> logits, Vec<const SamplingRo
                    Mat<const TokenCount> history, Stream& stream);
 void Sample(Vec<int32_t> tokens, Mat<const float> logits, Vec<const SamplingRow> rows, Vec<const LogitBias> biases,
             Mat<const TokenCount> history, Stream& stream);
+void CountTokens(Mat<TokenCount> history, Vec<const SamplingRow> rows, Vec<const int32_t> tokens, Stream& stream);
 void LogProbs(Vec<float> chosen, Mat<float> top_values, Mat<int32_t> top_tokens, Mat<const float> logits,
               Vec<const int32_t> tokens, Stream& stream);
+
+void LoadStep(const DeviceStep& to, const StagedSteps& from, Stream& stream);
+void StoreTokens(const StagedSteps& to, const DeviceStep& step, Stream& stream);
 
 size_t PagedAttentionWorkspaceBytes(int64_t max_context, int num_heads, int head_dim);
 size_t SampleWorkspaceBytes(int64_t vocab, const Stream& stream);

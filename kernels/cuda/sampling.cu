@@ -289,6 +289,17 @@ __global__ void __launch_bounds__(kRowThreads) SampleKernel(SamplingArgs args) {
   }
 }
 
+// Rows may share a history.
+__global__ void CountTokensKernel(Mat<TokenCount> history, Vec<const SamplingRow> rows, const int32_t* tokens) {
+  AwaitInputs();
+  const int64_t r = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  if (r >= rows.size) return;
+  const int64_t h = rows.data[r].history, token = tokens[r];
+  if (h < 0 || token < 0) return;
+  Require(h < history.rows && token < history.cols);
+  atomicAdd(history.data + h * history.cols + token, 1u);
+}
+
 // --- Launchers
 // -----------------------------------------------------------------------------------------------------------
 
@@ -317,6 +328,12 @@ void Sample(Vec<int32_t> tokens, Mat<const float> logits, Vec<const SamplingRow>
   float* const z = reinterpret_cast<float*>(stream.workspace());
   const int64_t blocks = std::min<int64_t>(logits.rows, StateOf(stream).num_sms);
   Launch(stream, SampleKernel, Grid(blocks), kRowThreads, 0, ArgsOf(logits, rows, biases, history, z, tokens.data));
+}
+
+void CountTokens(Mat<TokenCount> history, Vec<const SamplingRow> rows, Vec<const int32_t> tokens, Stream& stream) {
+  if (rows.size == 0) return;
+  constexpr int kThreads = 128;
+  Launch(stream, CountTokensKernel, Grid(DivideUp(rows.size, kThreads)), kThreads, 0, history, rows, tokens.data);
 }
 
 }  // namespace millrace::cuda

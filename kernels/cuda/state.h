@@ -18,10 +18,19 @@ struct State : Stream::State {
   std::byte* Allocate(size_t bytes) override;
   Release release() const override;
   void Copy(void* to, const void* from, size_t bytes) override;
+  int64_t FreeBytes() const override;
+  std::byte* AllocateShared(size_t bytes) override;
+  Release release_shared() const override;
+  void* Record(const std::function<void()>& work) override;
+  void Replay(void* graph) override;
+  void Discard(void* graph) override;
+  void Mark(int mark) override;
+  void AwaitMark(int mark) override;
 
   const int ordinal;
   int num_sms = 0;
   cudaStream_t queue = nullptr;
+  cudaEvent_t marks[Stream::kMarks] = {};
 };
 
 inline State& StateOf(const Stream& stream) { return static_cast<State&>(stream.state()); }

@@ -71,6 +71,7 @@ class Bench {
       input_.logit_rows.push_back(static_cast<int32_t>(input_.num_rows() - 1));
       input_.sampling.emplace_back();
       input_.target.push_back(-1);
+      input_.slots.push_back(-1);
       input_.num_logprobs.push_back(-1);
     }
     runner_.Run(input_, output_);

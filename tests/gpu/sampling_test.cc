@@ -102,6 +102,18 @@ TEST(GpuSampling, ForbidsWhatIsForbidden) {
   EXPECT_EQ(tokens.Host().values, (std::vector<int32_t>{-1, -1}));
 }
 
+TEST(GpuSampling, CountsTokensAsTheCpuDoes) {
+  MILLRACE_NEEDS_GPU();
+  const int64_t count = 300, vocab = 50;
+  Batch b(count, vocab, 3, 1);
+  std::vector<int32_t> tokens;
+  for (int64_t r = 0; r < count; ++r) tokens.push_back(static_cast<int32_t>(r * 7 % 51) - 1);
+  const OnGpu<TokenCount> history(b.history);
+  CountTokens(history.mat(), OnGpu<SamplingRow>(b.rows).vec(), OnGpu<int32_t>(tokens).vec(), GpuStream());
+  CountTokens(b.history.mat(), View(b.rows), View(tokens), CpuStream());
+  EXPECT_EQ(history.Host().values, b.history.values);
+}
+
 TEST(GpuSampling, GivesTheCpusLogProbabilities) {
   MILLRACE_NEEDS_GPU();
   for (const int64_t vocab : {7, 1000, 151936}) {

@@ -191,6 +191,18 @@ TEST(Sample, DrawsTheDistributionOverPositionsAndSeeds) {
   }
 }
 
+TEST(CountTokens, CountsWhereThereIsAHistoryAndAToken) {
+  Stream stream = TestStream(1);
+  std::vector<TokenCount> history{0, kPromptToken, 2, 0, 0, kPromptToken | 7};
+  std::vector<SamplingRow> rows(5);
+  const int32_t histories[] = {1, 0, -1, 0, 1};
+  for (size_t r = 0; r < 5; ++r) rows[r].history = histories[r];
+  const std::vector<int32_t> tokens{2, 1, 2, -1, 2};
+  CountTokens({history.data(), 2, 3}, View(rows), View(tokens), stream);
+  EXPECT_EQ(history, (std::vector<TokenCount>{0, kPromptToken | 1, 2, 0, 0, kPromptToken | 9}));
+  CountTokens({nullptr, 0, 0}, View(rows).Slice(2, 1), View(tokens).Slice(2, 1), stream);
+}
+
 // The vectors published with Random123 for philox4x32 with ten rounds.
 TEST(Philox, MatchesItsKnownAnswers) {
   for (const cpu::Isa isa : SupportedIsas()) {

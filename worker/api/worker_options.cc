@@ -19,6 +19,19 @@ absl::Status Range(absl::string_view flag, double value, double min, double max)
   return absl::InvalidArgumentError(absl::StrCat("--", flag, " is ", value, "; the limits are ", min, " and ", max));
 }
 
+// The GPU's number, or -1 for the CPU.
+absl::StatusOr<int> ParseDevice(absl::string_view device) {
+  if (device == "cpu") return -1;
+  if (device == "cuda") return 0;
+  int number = 0;
+  absl::string_view digits = device;
+  if (absl::ConsumePrefix(&digits, "cuda:") && absl::SimpleAtoi(digits, &number) && number >= 0 && number < 1024) {
+    return number;
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("--device is \"", device, "\"; the limits are cpu, cuda and cuda:0 … cuda:1023"));
+}
+
 absl::Status ValidateListen(const std::string& listen, bool insecure) {
   const auto address = ParseAddress(listen);
   if (!address.ok()) return absl::InvalidArgumentError(absl::StrCat("--listen: ", address.status().message()));
@@ -63,17 +76,27 @@ absl::Status WorkerOptions::Validate() const {
   if (worker_id.size() > 128) {
     return absl::InvalidArgumentError(absl::StrCat("--worker_id has ", worker_id.size(), " bytes; the limit is 128"));
   }
-  const auto bytes = ParseBytes(kv_memory);
+  const auto gpu = ParseDevice(device);
+  if (!gpu.ok()) return gpu.status();
+  const auto bytes = ParseBytes(kv_memory.empty() ? "1" : kv_memory);
   if (!bytes.ok()) return absl::InvalidArgumentError(absl::StrCat("--kv_memory is ", bytes.status().message()));
   absl::Status status = Range("kv_memory", static_cast<double>(*bytes), 1, 0x1p60);
+  status.Update(Range("gpu_memory_fraction", gpu_memory_fraction, 0.05, 0.98));
   status.Update(Range("threads", threads, 0, 1024));
   status.Update(Range("max_slots", max_slots, 1, 1 << 16));
-  status.Update(Range("max_rows", max_rows, max_slots, 1 << 17));
+  if (max_rows != 0) status.Update(Range("max_rows", max_rows, max_slots, 1 << 17));
   status.Update(Range("step_target_ms", step_target_ms, 0.1, 10'000));
   return status;
 }
 
-int64_t WorkerOptions::kv_bytes() const { return *ParseBytes(kv_memory); }
+int64_t WorkerOptions::kv_bytes() const {
+  if (!kv_memory.empty()) return *ParseBytes(kv_memory);
+  return gpu() < 0 ? int64_t{1} << 30 : 0;
+}
+
+int WorkerOptions::gpu() const { return *ParseDevice(device); }
+
+int WorkerOptions::step_rows() const { return max_rows != 0 ? max_rows : std::max(max_slots, gpu() < 0 ? 512 : 8192); }
 
 int WorkerOptions::num_threads() const {
   return threads > 0 ? threads : std::clamp(static_cast<int>(std::thread::hardware_concurrency()), 1, 1024);

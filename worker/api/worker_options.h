@@ -20,10 +20,16 @@ struct WorkerOptions {
   // Anyone who reaches the port can then read every prompt and output, and command this worker.
   bool insecure = false;
   std::string worker_id;           // at most 128 bytes, e.g. the pod's name; empty: the instance id
-  int threads = 0;                 // compute threads, 1 … 1,024; 0: one per core
-  std::string kv_memory = "1GiB";  // of the KV pool; a number with an optional suffix KiB, MiB, GiB or TiB
+  std::string device = "cpu";      // cpu, cuda or cuda:N, the N-th GPU
+  int threads = 0;                 // compute threads on the CPU, 1 … 1,024; 0: one per core
+  // Of the KV pool; a number with an optional suffix KiB, MiB, GiB or TiB. Empty: 1 GiB on the CPU, on a GPU what
+  // gpu_memory_fraction leaves.
+  std::string kv_memory;
+  double gpu_memory_fraction = 0.9;  // of the GPU's free memory for everything, 0.05 … 0.98; used without kv_memory
   int max_slots = 256;             // sequences at once, 1 … 65,536
-  int max_rows = 512;  // tokens of one step, max_slots … 131,072: bounds the activations, and how long a step can take
+  // Tokens of one step, max_slots … 131,072: bounds the activations, and how long a step can take. 0: 512 on the CPU,
+  // 8,192 on a GPU.
+  int max_rows = 0;
   double step_target_ms = 45;  // decoding steps take prefill as long as they are predicted to stay below, 0.1 … 10,000
 
   // INVALID_ARGUMENT, naming the flag, its value and the limit. Looks at nothing but the values and whether `model` is
@@ -31,7 +37,9 @@ struct WorkerOptions {
   absl::Status Validate() const;
 
   // REQUIRES the options to be valid.
-  int64_t kv_bytes() const;
+  int64_t kv_bytes() const;  // 0: what gpu_memory_fraction leaves
+  int gpu() const;           // -1: the CPU
+  int step_rows() const;
   int num_threads() const;
   std::string name() const;
 };

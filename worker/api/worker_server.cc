@@ -51,26 +51,33 @@ WorkerServer::WorkerServer(std::unique_ptr<Engine> engine, worker::v1::Ready rea
 absl::StatusOr<std::unique_ptr<WorkerServer>> WorkerServer::Start(const WorkerOptions& options) {
   auto fingerprint = ModelFingerprint(options.model);
   if (!fingerprint.ok()) return fingerprint.status();
-  auto runner = ModelRunner::Load({.model_dir = options.model,
-                                   .kv_bytes = options.kv_bytes(),
-                                   .max_slots = options.max_slots,
-                                   .max_rows = options.max_rows,
-                                   .max_logit_rows = options.max_slots},
-                                  Stream::OpenCpu(options.num_threads()));
+  if (options.gpu() >= Stream::CountCuda()) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "--device is ", options.device, "; this build and machine have ", Stream::CountCuda(), " usable GPUs"));
+  }
+  auto runner = ModelRunner::Load(
+      {.model_dir = options.model,
+       .kv_bytes = options.kv_bytes(),
+       .device_fraction = options.gpu_memory_fraction,
+       .max_slots = options.max_slots,
+       .max_rows = options.step_rows(),
+       .max_logit_rows = options.max_slots,
+       .max_biases = options.max_slots * kMaxBiasesOfASlot},
+      options.gpu() < 0 ? Stream::OpenCpu(options.num_threads()) : Stream::OpenCuda(options.gpu()));
   if (!runner.ok()) return runner.status();
   const ModelConfig config = (*runner)->config();
   // Positions in the pool are counted in 32 bits.
   const int64_t num_blocks = (*runner)->num_blocks(), max_blocks = INT32_MAX / kBlockTokens;
   if (num_blocks > max_blocks) {
     return absl::InvalidArgumentError(
-        absl::StrCat("--kv_memory is ", options.kv_memory, ", ", num_blocks, " blocks; the limit is ", max_blocks));
+        absl::StrCat("--kv_memory is ", options.kv_bytes(), ", ", num_blocks, " blocks; the limit is ", max_blocks));
   }
   EngineOptions engine;
   engine.limits = {.num_slots = options.max_slots,
                    .num_blocks = static_cast<int32_t>(num_blocks),
                    .vocab_size = config.vocab_size,
                    .max_context = static_cast<int32_t>(std::min(config.max_position, num_blocks * kBlockTokens)),
-                   .max_rows = options.max_rows,
+                   .max_rows = options.step_rows(),
                    .max_logit_rows = options.max_slots};
   engine.step_target_us = options.step_target_ms * 1000;
   auto model = std::make_unique<RunnerModel>(*std::move(runner));

@@ -16,8 +16,6 @@ using worker::v1::Admit;
 using worker::v1::Edit;
 using worker::v1::Sampling;
 
-constexpr int kMaxStopTokens = 64;
-constexpr int kMaxBiases = 1024;
 constexpr int kMaxLogProbs = 20;
 
 absl::Status Range(absl::string_view field, int64_t value, int64_t min, int64_t max) {

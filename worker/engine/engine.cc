@@ -1,7 +1,6 @@
 #include "worker/engine/engine.h"
 
 #include <algorithm>
-#include <chrono>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -16,7 +15,10 @@ using worker::v1::Edit;
 using worker::v1::StepReport;
 
 Engine::Engine(std::unique_ptr<Model> model, const EngineOptions& options)
-    : options_(options), model_(std::move(model)), table_(options.limits) {
+    : options_(options),
+      model_(std::move(model)),
+      table_(options.limits),
+      flying_(static_cast<size_t>(model_->max_steps_in_flight())) {
   MILLRACE_CHECK(options.limits.max_rows >= options.limits.num_slots, "a step has room for every decoding slot",
                  options.limits.max_rows, options.limits.num_slots);
   MILLRACE_CHECK(options.limits.max_logit_rows >= options.limits.num_slots, "every decoding slot may have its logits",
@@ -81,7 +83,7 @@ Engine::Mail Engine::TakeMail(bool idle) {
 void Engine::Loop() {
   for (bool idle = true;;) {
     const Mail mail = TakeMail(idle);
-    if (mail.stop) return;
+    if (mail.stop) return DropSteps();
     if (mail.stream != serving_stream_) BeginStream(mail);
     for (const Edit& edit : mail.edits) {
       if (absl::Status status = Apply(edit); !status.ok()) {
@@ -94,6 +96,7 @@ void Engine::Loop() {
 }
 
 void Engine::BeginStream(const Mail& mail) {
+  DropSteps();
   table_.Reset();
   serving_ = mail.sink;
   serving_stream_ = mail.stream;
@@ -131,29 +134,61 @@ void Engine::ResetHistory(const worker::v1::Admit& admit) {
                        tokens.Slice(num_prompt, num_known - num_prompt));
 }
 
+// A step is launched as soon as there is room for it, so that the device never waits for the host: its results are taken
+// while the next one runs.
 bool Engine::Step() {
-  const StepPlan plan = PackStep(table_, options_.limits, options_.step_cost, options_.step_target_us);
-  StepReport report;
-  report.mutable_stalled_slots()->Assign(plan.stalled.begin(), plan.stalled.end());
-  if (plan.chunks.empty()) {
-    const bool news = applied_edit_ != reported_edit_ || plan.stalled != reported_stalls_;
-    if (news || absl::Now() >= last_report_ + options_.heartbeat) {
-      reported_stalls_ = plan.stalled;
-      Report(std::move(report));
-    }
+  StepPlan plan = PackStep(table_, options_.limits, options_.step_cost, options_.step_target_us);
+  if (plan.chunks.empty() && num_flying_ == 0) {
+    ReportIfNews(plan);
     return true;
   }
+  if (!plan.chunks.empty()) {
+    Launch(std::move(plan));
+    if (num_flying_ < flying_.size()) return false;
+  }
+  TakeResults();
+  return num_flying_ == 0 && table_.num_active() == 0;
+}
+
+void Engine::ReportIfNews(const StepPlan& plan) {
+  const bool news = applied_edit_ != reported_edit_ || plan.stalled != reported_stalls_;
+  if (!news && absl::Now() < last_report_ + options_.heartbeat) return;
   reported_stalls_ = plan.stalled;
-  const auto begin = std::chrono::steady_clock::now();
-  BuildStep(table_, plan, input_, report);
-  model_->Run(input_, output_);
-  ApplyStep(plan, input_, output_, table_, *model_, report);
-  const auto us =
-      std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now() - begin).count();
-  report.set_step_us(static_cast<uint32_t>(std::clamp<int64_t>(us, 1, UINT32_MAX)));
-  ++steps_;
+  StepReport report;
+  report.mutable_stalled_slots()->Assign(plan.stalled.begin(), plan.stalled.end());
   Report(std::move(report));
-  return table_.num_active() == 0;
+}
+
+void Engine::Launch(StepPlan plan) {
+  FlyingStep& step = flying_[num_flying_++];
+  step.plan = std::move(plan);
+  step.report = StepReport();
+  step.report.mutable_stalled_slots()->Assign(step.plan.stalled.begin(), step.plan.stalled.end());
+  step.launched = absl::Now();
+  BuildStep(table_, step.plan, step.input, step.report);
+  model_->Launch(step.input);
+  AdvancePast(step.plan, table_);
+}
+
+void Engine::TakeResults() {
+  FlyingStep& step = flying_.front();
+  model_->Await(output_);
+  ApplyStep(step.plan, step.input, output_, table_, step.report);
+  // The device works on one step at a time, so a step begins where the one before it ends.
+  const absl::Time end = absl::Now();
+  const int64_t us = absl::ToInt64Microseconds(end - std::max(step.launched, last_end_));
+  last_end_ = end;
+  step.report.set_step_us(static_cast<uint32_t>(std::clamp<int64_t>(us, 1, UINT32_MAX)));
+  ++steps_;
+  reported_stalls_ = step.plan.stalled;
+  Report(std::move(step.report));
+  std::rotate(flying_.begin(), flying_.begin() + 1, flying_.begin() + static_cast<std::ptrdiff_t>(num_flying_));
+  --num_flying_;
+}
+
+// What a stream launched means nothing to the next.
+void Engine::DropSteps() {
+  for (; num_flying_ > 0; --num_flying_) model_->Await(output_);
 }
 
 void Engine::Report(StepReport report) {
@@ -166,6 +201,7 @@ void Engine::Report(StepReport report) {
 
 void Engine::Fail(const absl::Status& status) {
   const std::shared_ptr<ReportSink> sink = std::exchange(serving_, nullptr);
+  DropSteps();
   table_.Reset();
   Detach(sink.get());
   sink->OnError(status);

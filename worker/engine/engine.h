@@ -74,8 +74,12 @@ class Engine {
   void BeginStream(const Mail& mail);
   absl::Status Apply(const worker::v1::Edit& edit);
   void ResetHistory(const worker::v1::Admit& admit);
-  // Returns whether there is nothing to compute until mail comes.
+  // Launches a step, or takes the results of one, or both. Returns whether there is nothing to compute until mail comes.
   bool Step();
+  void Launch(StepPlan plan);
+  void TakeResults();
+  void DropSteps();
+  void ReportIfNews(const StepPlan& plan);
   void Report(worker::v1::StepReport report);
   void Fail(const absl::Status& status);
 
@@ -92,8 +96,17 @@ class Engine {
   // The engine thread's own.
   std::unique_ptr<Model> model_;
   SlotTable table_;
-  StepInput input_;
+  // Steps launched whose results are not taken yet, oldest first; the others are spare.
+  struct FlyingStep {
+    StepPlan plan;
+    StepInput input;
+    worker::v1::StepReport report;
+    absl::Time launched;
+  };
+  std::vector<FlyingStep> flying_;
+  size_t num_flying_ = 0;
   StepOutput output_;
+  absl::Time last_end_;  // of a step
   std::shared_ptr<ReportSink> serving_;
   uint64_t serving_stream_ = 0;
   uint64_t steps_ = 0;         // of this stream

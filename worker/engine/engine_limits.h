@@ -8,6 +8,11 @@
 
 namespace millrace {
 
+// What one sequence may bring along.
+inline constexpr int kMaxStopTokens = 64;
+inline constexpr int kMaxBiases = 1024;
+inline constexpr int kMaxBiasesOfASlot = kMaxBiases + kMaxStopTokens;  // stop tokens are forbidden below min_length
+
 struct EngineLimits {
   int32_t num_slots = 0;
   int32_t num_blocks = 0;

@@ -13,6 +13,9 @@
 
 namespace millrace {
 
+// A token that a step under way samples.
+inline constexpr int32_t kPendingToken = -1;
+
 struct Slot {
   bool active = false;
   int64_t rank = 0;
@@ -20,8 +23,8 @@ struct Slot {
   int32_t num_cached_tokens = 0;
   int32_t num_prompt_tokens = 0;     // given by the client; the rest is output
   int32_t num_admitted_tokens = 0;   // length at admission: from there on it decodes
-  int32_t num_computed_tokens = 0;   // whose k and v are in the cache
-  std::vector<int32_t> token_ids;    // of positions num_cached_tokens …
+  int32_t num_computed_tokens = 0;   // whose k and v are in the cache once the steps launched have ended
+  std::vector<int32_t> token_ids;    // of positions num_cached_tokens …; the last may be kPendingToken
   std::vector<int32_t> block_table;  // by position
   int32_t filling_slot = -1;         // computes the cached tokens, which this slot waits for; -1: they are there
   bool orphaned = false;             // what it waited for ended too early: it never proceeds, the router releases it

@@ -11,12 +11,13 @@ int64_t NumBlocksInUse(const Slot& slot, int32_t num_tokens) {
   return (slot.num_computed_tokens + num_tokens + kBlockTokens - 1) / kBlockTokens;
 }
 
-void AddRows(const Slot& slot, int32_t num_tokens, StepInput& input) {
+void AddRows(int32_t id, const Slot& slot, int32_t num_tokens, StepInput& input) {
   const int32_t begin = slot.num_computed_tokens, end = begin + num_tokens;
   for (int32_t p = begin; p < end; ++p) {
     const auto block_index = static_cast<size_t>(p / kBlockTokens);
     MILLRACE_CHECK(block_index < slot.block_table.size(), "a computed position has a block", p);
-    input.tokens.push_back(slot.token(p));
+    const int32_t token = slot.token(p);
+    input.tokens.push_back(token == kPendingToken ? ~id : token);
     input.positions.push_back(p);
     input.kv_slots.push_back(slot.block_table[block_index] * kBlockTokens + p % kBlockTokens);
   }
@@ -29,19 +30,21 @@ void AddRows(const Slot& slot, int32_t num_tokens, StepInput& input) {
   input.block_table.resize(input.context_len.size() * width, 0);
 }
 
-void AddLogitRow(int32_t row, int32_t target, int32_t num_logprobs, const SamplingRow& sampling, StepInput& input) {
+void AddLogitRow(int32_t row, int32_t slot, int32_t target, int32_t num_logprobs, const SamplingRow& sampling,
+                 StepInput& input) {
   input.logit_rows.push_back(row);
+  input.slots.push_back(slot);
   input.target.push_back(target);
   input.num_logprobs.push_back(num_logprobs);
   input.sampling.push_back(sampling);
 }
 
-void AddLogitRows(const Slot& slot, int32_t num_tokens, StepInput& input) {
+void AddLogitRows(int32_t id, const Slot& slot, int32_t num_tokens, StepInput& input) {
   const int32_t begin = slot.num_computed_tokens, end = begin + num_tokens;
   const int32_t first_row = static_cast<int32_t>(input.tokens.size()) - num_tokens;
   if (slot.num_prompt_logprobs >= 0) {
     for (int32_t p = begin; p < std::min(end, slot.num_prompt_tokens - 1); ++p) {
-      AddLogitRow(first_row + p - begin, slot.token(p + 1), slot.num_prompt_logprobs, {}, input);
+      AddLogitRow(first_row + p - begin, -1, slot.token(p + 1), slot.num_prompt_logprobs, {}, input);
     }
   }
   if (end < slot.length()) return;
@@ -51,7 +54,7 @@ void AddLogitRows(const Slot& slot, int32_t num_tokens, StepInput& input) {
   sampling.bias_begin = static_cast<int32_t>(input.biases.size());
   input.biases.insert(input.biases.end(), biases.begin(), biases.end());
   sampling.bias_end = static_cast<int32_t>(input.biases.size());
-  AddLogitRow(first_row + num_tokens - 1, -1, slot.num_logprobs, sampling, input);
+  AddLogitRow(first_row + num_tokens - 1, id, -1, slot.num_logprobs, sampling, input);
 }
 
 }  // namespace
@@ -59,15 +62,17 @@ void AddLogitRows(const Slot& slot, int32_t num_tokens, StepInput& input) {
 void BuildStep(const SlotTable& table, const StepPlan& plan, StepInput& input, worker::v1::StepReport& report) {
   input.Clear();
   input.query_start.push_back(0);
-  for (const auto& [slot, n] : plan.chunks) {
-    input.block_table_width = std::max(input.block_table_width, NumBlocksInUse(table.at(slot), n));
+  for (const StepPlan::Chunk& chunk : plan.chunks) {
+    input.block_table_width =
+        std::max(input.block_table_width, NumBlocksInUse(table.at(chunk.slot), chunk.num_tokens));
   }
   uint64_t decode_context = 0, prefill_context = 0, prefill_tokens = 0;
-  for (const auto& [id, num_tokens] : plan.chunks) {
-    const Slot& slot = table.at(id);
-    AddRows(slot, num_tokens, input);
-    AddLogitRows(slot, num_tokens, input);
-    if (slot.is_decoding()) {
+  for (const StepPlan::Chunk& chunk : plan.chunks) {
+    const int32_t num_tokens = chunk.num_tokens;
+    const Slot& slot = table.at(chunk.slot);
+    AddRows(chunk.slot, slot, num_tokens, input);
+    AddLogitRows(chunk.slot, slot, num_tokens, input);
+    if (chunk.is_decoding) {
       decode_context += static_cast<uint64_t>(slot.length());
     } else {
       const auto n = static_cast<uint64_t>(num_tokens);

@@ -16,8 +16,12 @@ namespace millrace {
 // step.
 void BuildStep(const SlotTable& table, const StepPlan& plan, StepInput& input, worker::v1::StepReport& report);
 
-// Appends the sampled tokens, ends sequences that stop, and reports rows and progress.
-void ApplyStep(const StepPlan& plan, const StepInput& input, const StepOutput& output, SlotTable& table, Model& model,
+// Moves the running set past a step that was launched: its tokens count as computed, and what it samples as pending.
+void AdvancePast(const StepPlan& plan, SlotTable& table);
+
+// Takes the step's results: sampled tokens replace the pending ones, sequences that stop end, rows and progress are
+// reported. Results of sequences that ended since the launch are dropped.
+void ApplyStep(const StepPlan& plan, const StepInput& input, const StepOutput& output, SlotTable& table,
                worker::v1::StepReport& report);
 
 }  // namespace millrace

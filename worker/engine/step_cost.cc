@@ -53,6 +53,7 @@ class StepTimer {
       input_.query_start.push_back(static_cast<int32_t>(input_.tokens.size()));
       input_.context_len.push_back(start + n);
       input_.logit_rows.push_back(static_cast<int32_t>(input_.tokens.size()) - 1);
+      input_.slots.push_back(s);
       input_.sampling.emplace_back();
       input_.target.push_back(-1);
       input_.num_logprobs.push_back(-1);

@@ -18,6 +18,12 @@ std::vector<int32_t> WaitingForPrefill(const SlotTable& table) {
   return waiting;
 }
 
+StepPlan::Chunk MakeChunk(int32_t id, const Slot& slot, int32_t num_tokens) {
+  const int32_t end = slot.num_computed_tokens + num_tokens;
+  return {id,           num_tokens, slot.order, end, NumLogitRows(slot, num_tokens), end == slot.length(),
+          slot.is_decoding()};
+}
+
 }  // namespace
 
 int32_t NumLogitRows(const Slot& slot, int32_t num_tokens) {
@@ -34,11 +40,12 @@ StepPlan PackStep(const SlotTable& table, const EngineLimits& limits, const work
   for (int32_t i = 0; i < static_cast<int32_t>(table.slots().size()); ++i) {
     const Slot& slot = table.at(i);
     if (!slot.active || !slot.is_decoding()) continue;
+    if (slot.length() >= slot.max_length) continue;  // its last token is under way
     if (!slot.has_room()) {
       plan.stalled.push_back(i);
       continue;
     }
-    plan.chunks.push_back({i, 1});
+    plan.chunks.push_back(MakeChunk(i, slot, 1));
     decode_context += slot.length();
   }
   plan.num_decode_rows = static_cast<int32_t>(plan.chunks.size());
@@ -58,7 +65,7 @@ StepPlan PackStep(const SlotTable& table, const EngineLimits& limits, const work
     // A row leads to at most one logit row, so the fewer tokens fit whatever they are.
     if (NumLogitRows(slot, n) > logit_rows_left) n = std::min(n, logit_rows_left);
     if (n <= 0) break;
-    plan.chunks.push_back({i, n});
+    plan.chunks.push_back(MakeChunk(i, slot, n));
     rows_left -= n;
     logit_rows_left -= NumLogitRows(slot, n);
     us_left -= PrefillUs(cost, slot.num_computed_tokens, n);

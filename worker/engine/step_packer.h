@@ -24,6 +24,12 @@ struct StepPlan {
   struct Chunk {
     int32_t slot;
     int32_t num_tokens;  // from its num_computed_tokens on
+    // As the slot was when the step was planned.
+    uint64_t order;          // of its admission: tells whether it is still the same sequence when results come
+    int32_t end;             // its num_computed_tokens after the step
+    int32_t num_logit_rows;  // of the step
+    bool samples;            // the last of them gives its next token
+    bool is_decoding;
   };
   std::vector<Chunk> chunks;  // decoding slots first
   int32_t num_decode_rows = 0;

@@ -17,61 +17,77 @@ void SetLogProbs(int32_t token, const TokenLogProbs& from, worker::v1::LogProbs&
   to.mutable_top_logprobs()->Assign(from.top_values.begin(), from.top_values.end());
 }
 
-FinishReason FinishOf(const Slot& slot, int32_t token) {
+FinishReason FinishOf(const Slot& slot, int32_t length, int32_t token) {
   if (std::ranges::find(slot.stop_token_ids, token) != slot.stop_token_ids.end()) {
     return worker::v1::FINISH_REASON_STOP_TOKEN;
   }
-  return slot.length() >= slot.max_length ? worker::v1::FINISH_REASON_LENGTH : worker::v1::FINISH_REASON_UNSPECIFIED;
+  return length >= slot.max_length ? worker::v1::FINISH_REASON_LENGTH : worker::v1::FINISH_REASON_UNSPECIFIED;
 }
 
 // Takes the token sampled from logit row r; what ends the sequence, if anything does.
-FinishReason TakeToken(int32_t id, size_t r, const StepInput& input, const StepOutput& output, Slot& slot, Model& model,
-                       StepReport& report) {
+FinishReason TakeToken(const StepPlan::Chunk& chunk, size_t r, const StepInput& input, const StepOutput& output,
+                       Slot& slot, StepReport& report) {
   const int32_t token = output.tokens[r];
   worker::v1::Row& row = *report.add_rows();
-  row.set_slot(static_cast<uint32_t>(id));
+  row.set_slot(static_cast<uint32_t>(chunk.slot));
   if (token < 0) {
     row.set_finish_reason(worker::v1::FINISH_REASON_NON_FINITE);
     return row.finish_reason();
   }
-  slot.token_ids.push_back(token);
-  if (slot.has_penalties()) model.CountToken(id, token);
+  int32_t& pending = slot.token_ids[static_cast<size_t>(chunk.end - slot.num_cached_tokens)];
+  MILLRACE_CHECK(pending == kPendingToken, "a sampled token was awaited", chunk.slot, chunk.end);
+  pending = token;
   row.add_token_ids(token);
   if (input.num_logprobs[r] >= 0) SetLogProbs(token, output.logprobs[r], *row.add_logprobs());
-  row.set_finish_reason(FinishOf(slot, token));
+  row.set_finish_reason(FinishOf(slot, chunk.end + 1, token));
   return row.finish_reason();
+}
+
+// The results of one sequence, whose logit rows begin at r.
+FinishReason ApplyChunk(const StepPlan::Chunk& chunk, size_t r, const StepInput& input, const StepOutput& output,
+                        Slot& slot, StepReport& report) {
+  const size_t end = r + static_cast<size_t>(chunk.num_logit_rows);
+  worker::v1::Progress* progress = nullptr;
+  if (!chunk.is_decoding) {
+    progress = report.add_prefill();
+    progress->set_slot(static_cast<uint32_t>(chunk.slot));
+    progress->set_num_computed_tokens(static_cast<uint32_t>(chunk.end));
+  }
+  FinishReason finish = worker::v1::FINISH_REASON_UNSPECIFIED;
+  for (; r < end && input.target[r] >= 0; ++r) {
+    if (!std::isfinite(output.logprobs[r].chosen)) finish = worker::v1::FINISH_REASON_NON_FINITE;
+    SetLogProbs(input.target[r], output.logprobs[r], *progress->add_prompt_logprobs());
+  }
+  if (finish != worker::v1::FINISH_REASON_UNSPECIFIED) {
+    worker::v1::Row& row = *report.add_rows();
+    row.set_slot(static_cast<uint32_t>(chunk.slot));
+    row.set_finish_reason(finish);
+    return finish;
+  }
+  return r < end ? TakeToken(chunk, r, input, output, slot, report) : finish;
 }
 
 }  // namespace
 
-void ApplyStep(const StepPlan& plan, const StepInput& input, const StepOutput& output, SlotTable& table, Model& model,
+void AdvancePast(const StepPlan& plan, SlotTable& table) {
+  for (const StepPlan::Chunk& chunk : plan.chunks) {
+    Slot& slot = table.at(chunk.slot);
+    slot.num_computed_tokens = chunk.end;
+    if (chunk.samples) slot.token_ids.push_back(kPendingToken);
+  }
+}
+
+void ApplyStep(const StepPlan& plan, const StepInput& input, const StepOutput& output, SlotTable& table,
                StepReport& report) {
   MILLRACE_CHECK(output.tokens.size() == input.logit_rows.size(), "every logit row has a token");
   size_t r = 0;
-  for (const auto& [id, num_tokens] : plan.chunks) {
-    Slot& slot = table.at(id);
-    const size_t end = r + static_cast<size_t>(NumLogitRows(slot, num_tokens));
-    slot.num_computed_tokens += num_tokens;
-    FinishReason finish = worker::v1::FINISH_REASON_UNSPECIFIED;
-    worker::v1::Progress* progress = nullptr;
-    if (!slot.is_decoding()) {
-      progress = report.add_prefill();
-      progress->set_slot(static_cast<uint32_t>(id));
-      progress->set_num_computed_tokens(static_cast<uint32_t>(slot.num_computed_tokens));
+  for (const StepPlan::Chunk& chunk : plan.chunks) {
+    Slot& slot = table.at(chunk.slot);
+    if (slot.active && slot.order == chunk.order) {
+      const FinishReason finish = ApplyChunk(chunk, r, input, output, slot, report);
+      if (finish != worker::v1::FINISH_REASON_UNSPECIFIED) table.Release(chunk.slot);
     }
-    for (; r < end && input.target[r] >= 0; ++r) {
-      if (!std::isfinite(output.logprobs[r].chosen)) finish = worker::v1::FINISH_REASON_NON_FINITE;
-      SetLogProbs(input.target[r], output.logprobs[r], *progress->add_prompt_logprobs());
-    }
-    if (finish != worker::v1::FINISH_REASON_UNSPECIFIED) {
-      worker::v1::Row& row = *report.add_rows();
-      row.set_slot(static_cast<uint32_t>(id));
-      row.set_finish_reason(finish);
-    } else if (r < end) {
-      finish = TakeToken(id, r, input, output, slot, model, report);
-    }
-    r = end;
-    if (finish != worker::v1::FINISH_REASON_UNSPECIFIED) table.Release(id);
+    r += static_cast<size_t>(chunk.num_logit_rows);
   }
   MILLRACE_CHECK(r == input.logit_rows.size(), "every logit row belongs to a chunk");
 }

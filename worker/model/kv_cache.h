@@ -17,6 +17,7 @@ namespace millrace {
 template <class A>
 class KvCache {
  public:
+  KvCache() = default;  // a pool of no blocks
   // As many blocks as kv_bytes holds; fewer than one is an error.
   static absl::StatusOr<KvCache> Allocate(const ModelConfig& config, int64_t kv_bytes, Stream& stream);
 
@@ -25,8 +26,6 @@ class KvCache {
   KvLayer<A> layer(int layer) const;
 
  private:
-  KvCache() = default;
-
   DeviceBuffer memory_;  // [layer][k, v][block]
   int64_t num_blocks_ = 0;
   int num_kv_heads_ = 0;

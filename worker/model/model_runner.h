@@ -1,5 +1,9 @@
 // A loaded model with its KV pool, ready to compute steps. Built at start-up, lives as long as the worker; used by the
-// engine thread. All memory is taken here; Run allocates nothing on the device.
+// engine thread. All memory is taken here; a step allocates nothing on the device.
+//
+// On the CPU a step has ended when Launch returns, its activations and KV are float. On a GPU they are bf16, steps run
+// behind the host, and a step in which every sequence has one row is one graph, recorded at start-up for a few numbers
+// of sequences.
 #pragma once
 
 #include <cstdint>
@@ -15,33 +19,45 @@ namespace millrace {
 
 struct ModelRunnerOptions {
   std::filesystem::path model_dir;  // a Hugging Face folder: config.json and safetensors
-  int64_t kv_bytes = 0;             // memory for the KV pool; must hold at least one block
-  int max_slots = 256;              // sequences with token histories (penalties)
+  int64_t kv_bytes = 0;             // memory for the KV pool; must hold at least one block. 0: what device_fraction leaves
+  double device_fraction = 0.9;     // of the GPU's free memory for everything, where kv_bytes is 0
+  int max_slots = 256;              // sequences of the largest step
   int max_rows = 2048;              // T of the largest step
   int max_logit_rows = 512;         // R of the largest step
+  int max_biases = 1 << 16;         // logit biases of the largest step
 };
 
 class ModelRunner {
  public:
   static absl::StatusOr<std::unique_ptr<ModelRunner>> Load(const ModelRunnerOptions& options, Stream stream);
-  ~ModelRunner();
+  virtual ~ModelRunner() = default;
 
-  const ModelConfig& config() const;
-  const ModelRunnerOptions& options() const;
-  int64_t num_blocks() const;   // of kBlockTokens tokens
-  int64_t block_bytes() const;  // all layers, k and v
+  const ModelConfig& config() const { return config_; }
+  const ModelRunnerOptions& options() const { return options_; }
+  virtual int64_t num_blocks() const = 0;   // of kBlockTokens tokens
+  virtual int64_t block_bytes() const = 0;  // all layers, k and v
 
+  // See Model, whose words these are.
+  virtual int max_steps_in_flight() const = 0;
   // REQUIRES: the input is consistent and within the limits above (the engine's packer sees to it).
-  void Run(const StepInput& input, StepOutput& output);
+  virtual void Launch(const StepInput& input) = 0;
+  virtual void Await(StepOutput& output) = 0;
+  virtual void ResetHistory(int slot, Vec<const int32_t> prompt, Vec<const int32_t> output) = 0;
 
-  // The token history of a slot, for penalties: Reset forgets it and takes the prompt, Count adds output tokens.
-  void ResetHistory(int slot, Vec<const int32_t> prompt, Vec<const int32_t> output);
-  void CountToken(int slot, int32_t token);
+  void Run(const StepInput& input, StepOutput& output) {
+    Launch(input);
+    Await(output);
+  }
+
+ protected:
+  ModelRunner(const ModelRunnerOptions& options, ModelConfig config);
+  void Check(const StepInput& input, int64_t max_context) const;
+  // What ResetHistory writes: counts and marks of a slot's tokens, in order of token.
+  std::vector<TokenCount> CountHistory(int slot, Vec<const int32_t> prompt, Vec<const int32_t> output) const;
 
  private:
-  struct Parts;
-  explicit ModelRunner(std::unique_ptr<Parts> parts);
-  std::unique_ptr<Parts> parts_;
+  const ModelRunnerOptions options_;
+  const ModelConfig config_;
 };
 
 }  // namespace millrace

@@ -11,7 +11,7 @@ namespace millrace {
 
 // A ragged batch of S sequences over T rows, with R of the rows leading to logits.
 struct StepInput {
-  std::vector<int32_t> tokens;       // [T] token ids
+  std::vector<int32_t> tokens;       // [T] token ids; below 0: the token that slot ~token sampled last (see Model)
   std::vector<int32_t> positions;    // [T] position of each in its sequence
   std::vector<int32_t> kv_slots;     // [T] where its k and v go: block * kBlockTokens + offset
   std::vector<int32_t> query_start;  // [S + 1]
@@ -20,6 +20,7 @@ struct StepInput {
   int64_t block_table_width = 0;
 
   std::vector<int32_t> logit_rows;  // [R] rows of T
+  std::vector<int32_t> slots;       // [R] the slot whose next token is sampled; -1: none is
   // [R] How to sample the row; or, where target >= 0, no sampling: only the log-probability of `target` (prompt
   // logprobs).
   std::vector<SamplingRow> sampling;

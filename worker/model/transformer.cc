@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "worker/model/carver.h"
@@ -100,7 +101,14 @@ absl::StatusOr<Transformer<A>> Transformer<A>::Load(const ModelConfig& config, c
   if (transformer.memory_.data() == nullptr)
     return absl::ResourceExhaustedError(absl::StrCat("no memory for ", bytes, " bytes of activations"));
   transformer.Place(transformer.memory_.data(), limits);
-  FillRopeTables(transformer.activations_.rope_cos, transformer.activations_.rope_sin, ComputeRopeFrequencies(config));
+  const size_t table_size = static_cast<size_t>(limits.context * (config.head_dim / 2));
+  std::vector<float> cos(table_size), sin(table_size);
+  const auto table = [&](std::vector<float>& values) {
+    return Mat<float>{values.data(), limits.context, config.head_dim / 2};
+  };
+  FillRopeTables(table(cos), table(sin), ComputeRopeFrequencies(config));
+  stream.Copy(transformer.activations_.rope_cos.data, cos.data(), table_size * sizeof(float));
+  stream.Copy(transformer.activations_.rope_sin.data, sin.data(), table_size * sizeof(float));
 
   const int64_t max_in = std::max(
       {int64_t{config.hidden_size}, int64_t{config.intermediate_size}, int64_t{config.num_heads} * config.head_dim});

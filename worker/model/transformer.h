@@ -46,6 +46,8 @@ class Transformer {
 
   // The logits [R, V] of the step's logit rows, valid until the next call; k and v of all rows are in `kv`.
   Mat<const float> Forward(const ForwardInput& in, const KvCache<A>& kv, Stream& stream);
+  // The same, of the latest step.
+  Mat<const float> logits(int64_t num_logit_rows) const { return activations_.logits.Rows(0, num_logit_rows); }
 
  private:
   struct Activations {

@@ -121,8 +121,12 @@ absl::StatusOr<Weights> LoadWeights(const ModelConfig& config, const Checkpoint&
     PackRows(*sources.matrices[i].to, sources.matrices[i].begin, matrices[i].AsMatrix(staging), stream);
     stream.Synchronize();  // staging is written again
   }
+  std::vector<float> values;
   for (size_t i = 0; i < vectors.size(); ++i) {
-    vectors[i].CopyTo(sources.vectors[i].to->Slice(sources.vectors[i].begin, sources.vectors[i].size));
+    const VectorSource& source = sources.vectors[i];
+    values.resize(static_cast<size_t>(source.size));
+    vectors[i].CopyTo({values.data(), source.size});
+    stream.Copy(source.to->data + source.begin, values.data(), values.size() * sizeof(float));
   }
   return weights;
 }

@@ -12,6 +12,7 @@
 
 #include "gtest/gtest.h"
 #include "tests/fixtures.h"
+#include "tests/test_stream.h"
 #include "tests/worker/engine/edits.h"
 #include "tests/worker/engine/recorder.h"
 #include "worker/engine/engine.h"
@@ -43,7 +44,7 @@ class Invariance : public ::testing::TestWithParam<std::string> {
                                      .max_slots = kSlots,
                                      .max_rows = max_rows,
                                      .max_logit_rows = kSlots},
-                                    Stream::OpenCpu(2));
+                                    OpenTestStream(2));
     EXPECT_TRUE(runner.ok()) << runner.status();
     EngineOptions options;
     const auto max_context = std::min<int64_t>((*runner)->config().max_position, 512);

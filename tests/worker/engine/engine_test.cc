@@ -20,14 +20,15 @@ using worker::v1::Admit;
 using worker::v1::Edit;
 using View = Recorder::View;
 
-class EngineTest : public ::testing::Test {
+// With one step at a time, and with one launched ahead of the other's results.
+class EngineTest : public ::testing::TestWithParam<int> {
  protected:
   EngineTest() {
     EngineOptions options;
     options.limits = SmallLimits();
     options.step_cost.set_prefill_token_us(100);
     options.heartbeat = absl::Milliseconds(20);
-    auto model = std::make_unique<FakeModel>(options.limits);
+    auto model = std::make_unique<FakeModel>(options.limits, GetParam());
     model_ = model.get();
     engine_ = std::make_unique<Engine>(std::move(model), options);
     engine_->Attach(router_);
@@ -46,7 +47,7 @@ class EngineTest : public ::testing::Test {
   std::shared_ptr<Recorder> router_ = std::make_shared<Recorder>();
 };
 
-TEST_F(EngineTest, GeneratesToMaxLength) {
+TEST_P(EngineTest, GeneratesToMaxLength) {
   Post(MakeEdit(1, {MakeAdmit(2, Prompt(100), Blocks(3, 4), 110)}));
   const View view = router_->AwaitFinished({2});
   EXPECT_EQ(view.slots.at(2).tokens, FakeModel::Generate(Prompt(100), 10));
@@ -54,7 +55,7 @@ TEST_F(EngineTest, GeneratesToMaxLength) {
   EXPECT_EQ(view.slots.at(2).num_computed_tokens, 100u);
 }
 
-TEST_F(EngineTest, ReportsWhatAStepCost) {
+TEST_P(EngineTest, ReportsWhatAStepCost) {
   Post(MakeEdit(1, {MakeAdmit(0, Prompt(70), Blocks(0, 4), 72)}));
   const View view = router_->AwaitFinished({0});
   std::vector<worker::v1::StepReport> steps;
@@ -72,7 +73,7 @@ TEST_F(EngineTest, ReportsWhatAStepCost) {
   EXPECT_EQ(steps[2].applied_edit(), 1u);
 }
 
-TEST_F(EngineTest, EndsWithAStopToken) {
+TEST_P(EngineTest, EndsWithAStopToken) {
   const std::vector<int32_t> expected = FakeModel::Generate(Prompt(10), 20);
   Admit admit = MakeAdmit(0, Prompt(10), {0}, 30);
   admit.add_stop_token_ids(expected[4]);
@@ -83,7 +84,7 @@ TEST_F(EngineTest, EndsWithAStopToken) {
   EXPECT_LE(view.slots.at(0).tokens.size(), 5u);
 }
 
-TEST_F(EngineTest, SamplesNoStopTokenBelowMinLength) {
+TEST_P(EngineTest, SamplesNoStopTokenBelowMinLength) {
   Admit admit = MakeAdmit(0, Prompt(10), {0}, 30);
   for (int32_t token = 0; token < 64; ++token) admit.add_stop_token_ids(token);
   admit.set_min_length(20);
@@ -95,7 +96,7 @@ TEST_F(EngineTest, SamplesNoStopTokenBelowMinLength) {
   EXPECT_EQ(view.slots.at(0).finish == worker::v1::FINISH_REASON_STOP_TOKEN, tokens.back() < 64);
 }
 
-TEST_F(EngineTest, StallsWithoutALeaseAndGoesOnWithOne) {
+TEST_P(EngineTest, StallsWithoutALeaseAndGoesOnWithOne) {
   Post(MakeEdit(1, {MakeAdmit(0, Prompt(30), {9}, 70)}));
   const View stalled = router_->Await([](const View& view) { return view.last.stalled_slots_size() == 1; });
   EXPECT_EQ(stalled.last.stalled_slots(0), 0u);
@@ -106,7 +107,7 @@ TEST_F(EngineTest, StallsWithoutALeaseAndGoesOnWithOne) {
   EXPECT_EQ(router_->AwaitFinished({0}).slots.at(0).tokens, FakeModel::Generate(Prompt(30), 40));
 }
 
-TEST_F(EngineTest, ReleasesAndReusesASlot) {
+TEST_P(EngineTest, ReleasesAndReusesASlot) {
   model_->CloseGate();
   Post(MakeEdit(1, {MakeAdmit(0, Prompt(30), Blocks(0, 4), 120)}));
   model_->LetSteps(5);
@@ -119,18 +120,18 @@ TEST_F(EngineTest, ReleasesAndReusesASlot) {
   EXPECT_LE(both.size(), 5u + 6u) << "at most the step that was packed when the release came";
 }
 
-TEST_F(EngineTest, AcknowledgesAnEditWithoutWork) {
+TEST_P(EngineTest, AcknowledgesAnEditWithoutWork) {
   Post(MakeEdit(1, {}, {0, 1, 7}));
   EXPECT_EQ(router_->AwaitApplied(1).last.step(), 0u);
 }
 
-TEST_F(EngineTest, SendsHeartbeatsWhenIdle) {
+TEST_P(EngineTest, SendsHeartbeatsWhenIdle) {
   const View view = router_->Await([](const View& v) { return v.reports.size() >= 3; });
   EXPECT_EQ(view.last.step(), 0u);
   EXPECT_EQ(view.last.step_us(), 0u);
 }
 
-TEST_F(EngineTest, OnePrefillServesIdenticalPrompts) {
+TEST_P(EngineTest, OnePrefillServesIdenticalPrompts) {
   Admit second = MakeAdmit(1, Prompt(100), {0, 1, 2, 10}, 105, 96);
   second.set_filling_slot(0);
   second.set_rank(-1);
@@ -144,7 +145,7 @@ TEST_F(EngineTest, OnePrefillServesIdenticalPrompts) {
   EXPECT_EQ(prefilled, 104u);
 }
 
-TEST_F(EngineTest, ContinuesAMovedSequence) {
+TEST_P(EngineTest, ContinuesAMovedSequence) {
   const std::vector<int32_t> output = FakeModel::Generate(Prompt(40), 20);
   std::vector<int32_t> so_far = Prompt(40);
   so_far.insert(so_far.end(), output.begin(), output.begin() + 8);
@@ -154,7 +155,7 @@ TEST_F(EngineTest, ContinuesAMovedSequence) {
   EXPECT_EQ(router_->AwaitFinished({0}).slots.at(0).tokens, std::vector<int32_t>(output.begin() + 8, output.end()));
 }
 
-TEST_F(EngineTest, GivesPenaltiesTheirHistory) {
+TEST_P(EngineTest, GivesPenaltiesTheirHistory) {
   Admit warm = MakeAdmit(1, Prompt(40), Blocks(0, 2), 41);
   Post(MakeEdit(1, {warm}));
   router_->AwaitFinished({1});
@@ -172,7 +173,7 @@ TEST_F(EngineTest, GivesPenaltiesTheirHistory) {
   EXPECT_EQ(history.output, output);
 }
 
-TEST_F(EngineTest, ReportsLogprobsOfEveryPositionOnce) {
+TEST_P(EngineTest, ReportsLogprobsOfEveryPositionOnce) {
   Admit admit = MakeAdmit(0, Prompt(40), Blocks(0, 2), 43);
   admit.mutable_sampling()->set_prompt_logprobs(2);
   admit.mutable_sampling()->set_logprobs(3);
@@ -194,7 +195,7 @@ TEST_F(EngineTest, ReportsLogprobsOfEveryPositionOnce) {
   }
 }
 
-TEST_F(EngineTest, EndsOnlyTheSequenceThatIsNotFinite) {
+TEST_P(EngineTest, EndsOnlyTheSequenceThatIsNotFinite) {
   std::vector<int32_t> poisoned = Prompt(20);
   poisoned.back() = kPoison;
   Post(MakeEdit(1, {MakeAdmit(0, Prompt(30), Blocks(0, 2), 40), MakeAdmit(1, poisoned, {5}, 30)}));
@@ -204,18 +205,18 @@ TEST_F(EngineTest, EndsOnlyTheSequenceThatIsNotFinite) {
   EXPECT_EQ(view.slots.at(0).tokens, FakeModel::Generate(Prompt(30), 10));
 }
 
-TEST_F(EngineTest, RefusesABadEditAtOnce) {
+TEST_P(EngineTest, RefusesABadEditAtOnce) {
   const absl::Status status = engine_->Post(router_.get(), MakeEdit(1, {}, {8}));
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
 }
 
-TEST_F(EngineTest, RefusesEditIdsWithAGap) {
+TEST_P(EngineTest, RefusesEditIdsWithAGap) {
   Post(MakeEdit(2));
   const View view = router_->AwaitError();
   EXPECT_EQ(view.error.message(), "edit_id is 2; the limit is 1");
 }
 
-TEST_F(EngineTest, ABadEditReleasesEverySlotOfItsStream) {
+TEST_P(EngineTest, ABadEditReleasesEverySlotOfItsStream) {
   Post(MakeEdit(1, {MakeAdmit(0, Prompt(30), {0}, 100)}));
   router_->AwaitApplied(1);
   Post(MakeEdit(2, {MakeAdmit(1, Prompt(30), {0}, 100)}));
@@ -226,7 +227,7 @@ TEST_F(EngineTest, ABadEditReleasesEverySlotOfItsStream) {
   EXPECT_EQ(router_->AwaitFinished({0}).slots.at(0).tokens, FakeModel::Generate(Prompt(50), 5));
 }
 
-TEST_F(EngineTest, ANewStreamFindsEverySlotEmpty) {
+TEST_P(EngineTest, ANewStreamFindsEverySlotEmpty) {
   const auto old = router_;
   Post(MakeEdit(1, {MakeAdmit(0, Prompt(30), {0}, 100)}));
   old->AwaitApplied(1);
@@ -240,7 +241,7 @@ TEST_F(EngineTest, ANewStreamFindsEverySlotEmpty) {
   router_->AwaitApplied(2);
 }
 
-TEST_F(EngineTest, BoundsTheMailbox) {
+TEST_P(EngineTest, BoundsTheMailbox) {
   model_->CloseGate();
   Post(MakeEdit(1, {MakeAdmit(0, Prompt(30), {0}, 100)}));
   absl::Status status;
@@ -249,14 +250,14 @@ TEST_F(EngineTest, BoundsTheMailbox) {
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
 }
 
-TEST_F(EngineTest, ShutsDownInTheMiddleOfWork) {
+TEST_P(EngineTest, ShutsDownInTheMiddleOfWork) {
   for (uint32_t slot = 0; slot < 8; ++slot) {
     Post(MakeEdit(slot + 1, {MakeAdmit(slot, Prompt(100), Blocks(slot * 8, 8), 250)}));
   }
   engine_.reset();
 }
 
-TEST_F(EngineTest, TakesEditsFromSeveralThreadsWhileStreamsComeAndGo) {
+TEST_P(EngineTest, TakesEditsFromSeveralThreadsWhileStreamsComeAndGo) {
   std::vector<std::thread> threads;
   for (int t = 0; t < 3; ++t) {
     threads.emplace_back([this] {
@@ -275,6 +276,8 @@ TEST_F(EngineTest, TakesEditsFromSeveralThreadsWhileStreamsComeAndGo) {
   Post(MakeEdit(1, {MakeAdmit(0, Prompt(50), {0, 1}, 55)}));
   EXPECT_EQ(router_->AwaitFinished({0}).slots.at(0).tokens, FakeModel::Generate(Prompt(50), 5));
 }
+
+INSTANTIATE_TEST_SUITE_P(StepsInFlight, EngineTest, ::testing::Values(1, 2));
 
 }  // namespace
 }  // namespace millrace::testing

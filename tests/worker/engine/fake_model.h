@@ -1,15 +1,17 @@
 // A model whose next token is a hash of every token that it finds in the cache of the sequence, so that a wrong block,
-// position or order shows in the output. The pool starts as garbage. One that is gated computes a step only when it is
-// let.
+// position or order shows in the output. The pool starts as garbage. One that is gated ends a step only when it is let.
 #pragma once
 
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <deque>
 #include <map>
+#include <utility>
 #include <vector>
 
 #include "absl/synchronization/mutex.h"
+#include "kernels/check.h"
 #include "worker/engine/engine_limits.h"
 #include "worker/engine/model.h"
 
@@ -19,8 +21,11 @@ inline constexpr int32_t kPoison = 99;  // a sequence whose last token is this o
 
 class FakeModel final : public Model {
  public:
-  explicit FakeModel(const EngineLimits& limits)
-      : limits_(limits), pool_(static_cast<size_t>(limits.num_blocks) * kBlockTokens, -12345) {}
+  explicit FakeModel(const EngineLimits& limits, int max_steps_in_flight = 1)
+      : limits_(limits),
+        max_steps_in_flight_(max_steps_in_flight),
+        last_tokens_(static_cast<size_t>(limits.num_slots)),
+        pool_(static_cast<size_t>(limits.num_blocks) * kBlockTokens, -12345) {}
 
   static int32_t NextToken(const std::vector<int32_t>& tokens, uint64_t seed, int32_t vocab_size,
                            const std::vector<int32_t>& forbidden = {}) {
@@ -42,11 +47,17 @@ class FakeModel final : public Model {
     return {tokens.begin() + begin, tokens.end()};
   }
 
-  void Run(const StepInput& input, StepOutput& output) override {
-    AwaitGate();
+  int max_steps_in_flight() const override { return max_steps_in_flight_; }
+
+  // Computes at once; the results are given later, as a device that runs behind the host would.
+  void Launch(const StepInput& input) override {
+    MILLRACE_CHECK(std::ssize(outputs_) < max_steps_in_flight_, "not too many steps are under way");
     for (size_t row = 0; row < input.tokens.size(); ++row) {
-      pool_[static_cast<size_t>(input.kv_slots[row])] = input.tokens[row];
+      const int32_t token = input.tokens[row];
+      MILLRACE_CHECK(token >= 0 || max_steps_in_flight_ > 1, "one step at a time knows its tokens", token);
+      pool_[static_cast<size_t>(input.kv_slots[row])] = token >= 0 ? token : last_tokens_[static_cast<size_t>(~token)];
     }
+    StepOutput& output = outputs_.emplace_back();
     output.tokens.assign(input.logit_rows.size(), 0);
     output.logprobs.assign(input.logit_rows.size(), {});
     for (size_t r = 0; r < input.logit_rows.size(); ++r) Sample(input, r, output);
@@ -54,14 +65,17 @@ class FakeModel final : public Model {
     rows_.push_back(static_cast<int32_t>(input.tokens.size()));
   }
 
+  void Await(StepOutput& output) override {
+    MILLRACE_CHECK(!outputs_.empty(), "a step is under way");
+    AwaitGate();
+    output = std::move(outputs_.front());
+    outputs_.pop_front();
+  }
+
   void ResetHistory(int slot, Vec<const int32_t> prompt, Vec<const int32_t> output) override {
     const absl::MutexLock lock(&mutex_);
     history_[slot] = {std::vector<int32_t>(prompt.data, prompt.data + prompt.size),
                       std::vector<int32_t>(output.data, output.data + output.size)};
-  }
-  void CountToken(int slot, int32_t token) override {
-    const absl::MutexLock lock(&mutex_);
-    history_[slot].output.push_back(token);
   }
 
   // Thread-safe, for the test.
@@ -99,7 +113,7 @@ class FakeModel final : public Model {
     if (steps_let_ < kUngated) --steps_let_;
   }
 
-  void Sample(const StepInput& input, size_t r, StepOutput& output) const {
+  void Sample(const StepInput& input, size_t r, StepOutput& output) {
     const int32_t row = input.logit_rows[r];
     const auto sequence =
         static_cast<size_t>(std::ranges::upper_bound(input.query_start, row) - input.query_start.begin() - 1);
@@ -120,6 +134,11 @@ class FakeModel final : public Model {
     if (tokens.back() == kPoison) token = -1;
     if (input.target[r] >= 0) token = input.target[r];
     output.tokens[r] = token;
+    if (input.slots[r] >= 0) last_tokens_[static_cast<size_t>(input.slots[r])] = token;
+    if (sampling.history >= 0 && token >= 0) {
+      const absl::MutexLock lock(&mutex_);
+      history_[sampling.history].output.push_back(token);
+    }
     if (input.num_logprobs[r] < 0) return;
     output.logprobs[r].chosen = -static_cast<float>(visible);  // tells which position it came from
     for (int32_t i = 0; i < input.num_logprobs[r]; ++i) {
@@ -129,6 +148,9 @@ class FakeModel final : public Model {
   }
 
   const EngineLimits limits_;
+  const int max_steps_in_flight_;
+  std::vector<int32_t> last_tokens_;
+  std::deque<StepOutput> outputs_;
   std::vector<int32_t> pool_;
   absl::Mutex mutex_;
   int64_t steps_let_ = kUngated;

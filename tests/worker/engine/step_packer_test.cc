@@ -43,7 +43,7 @@ class StepPackerTest : public ::testing::Test {
   StepPlan Pack(double target_us) const { return PackStep(table_, limits_, cost_, target_us); }
   static std::vector<std::pair<int32_t, int32_t>> Chunks(const StepPlan& plan) {
     std::vector<std::pair<int32_t, int32_t>> chunks;
-    for (const auto& [slot, n] : plan.chunks) chunks.emplace_back(slot, n);
+    for (const StepPlan::Chunk& chunk : plan.chunks) chunks.emplace_back(chunk.slot, chunk.num_tokens);
     return chunks;
   }
 
@@ -150,8 +150,9 @@ TEST_F(StepPackerTest, EverySlotProceedsInTheEnd) {
   for (uint32_t slot = 0; slot < 4; ++slot) Decoding(slot, 20);
   for (uint32_t slot = 4; slot < 8; ++slot) Prefilling(slot, 200, 8 - slot);
   for (int steps = 0; steps < 4 * 200 / kMinPrefillTokens + 4; ++steps) {
-    for (const auto& [slot, n] : Pack(1).chunks) {
-      if (!table_.at(slot).is_decoding()) table_.at(slot).num_computed_tokens += n;
+    for (const StepPlan::Chunk& chunk : Pack(1).chunks) {
+      const int32_t slot = chunk.slot;
+      if (!table_.at(slot).is_decoding()) table_.at(slot).num_computed_tokens += chunk.num_tokens;
       if (slot >= 4 && table_.at(slot).num_computed_tokens == 200) table_.at(slot).token_ids.push_back(1);
     }
   }

@@ -61,6 +61,7 @@ class SequenceDriver {
       input.logit_rows.push_back(static_cast<int32_t>(input.num_rows() - 1));
       input.sampling.push_back(sequence.sampling);
       input.target.push_back(-1);
+      input.slots.push_back(-1);
       input.num_logprobs.push_back(sequence.num_logprobs);
     }
     for (const Sequence* sequence : packed_) {

@@ -1,0 +1,350 @@
+// gpu_bench [--folder DIR] WORKLOAD…: the engine alone on one GPU, models of exact shapes with random weights. Every
+// line: the figure, its share of what memory or arithmetic allow, and the runs it is the median of.
+//
+//   w1   nano-vllm's bench.py, Qwen3-0.6B: 256 prompts of 100 … 1,024 tokens, outputs of 100 … 1,024, temperature 0.6
+//   w1c  the same, shape of Qwen2-0.5B
+//   w2   Qwen3-0.6B, one sequence: 128 tokens in, 512 out
+//   w3   Qwen3-8B, context of 1,024, 1 / 16 / 64 / 256 sequences
+//   w7   time to first token: Qwen3-8B 2,048 tokens, Qwen3-0.6B 1,024
+//   w10  Qwen3-8B, 64 sequences that share 8,192 tokens and have 512 of their own
+//   w13  Qwen3-0.6B, from the start of the process to the first token
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <map>
+#include <numeric>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "absl/synchronization/mutex.h"
+#include "kernels/buffer.h"
+#include "kernels/check.h"
+#include "tests/bench/random_model.h"
+#include "worker/engine/engine.h"
+#include "worker/engine/step_cost.h"
+
+namespace millrace {
+namespace {
+
+const auto process_start = std::chrono::steady_clock::now();
+
+constexpr double kFlops = 790e12;  // bf16, what a large product reaches on an H200
+
+double Now() { return std::chrono::duration<double>(std::chrono::steady_clock::now() - process_start).count(); }
+
+double Median(std::vector<double> values) {
+  std::ranges::sort(values);
+  return values[values.size() / 2];
+}
+
+// Bytes per second of a copy, reads and writes counted.
+double CopyBandwidth() {
+  Stream stream = Stream::OpenCuda(0);
+  constexpr size_t kBytes = size_t{4} << 30;
+  const DeviceBuffer from(kBytes, stream), to(kBytes, stream);
+  std::vector<double> rates;
+  for (int i = 0; i < 6; ++i) {
+    const double begin = Now();
+    stream.Copy(to.data(), from.data(), kBytes);
+    rates.push_back(2.0 * kBytes / (Now() - begin));
+  }
+  return Median(rates);
+}
+
+// Counts what is reported.
+class Counter final : public ReportSink {
+ public:
+  void OnReport(worker::v1::StepReport report) override {
+    const double now = Now();
+    const absl::MutexLock lock(&mutex_);
+    for (const auto& row : report.rows()) {
+      tokens_ += row.token_ids_size();
+      MILLRACE_CHECK(row.finish_reason() != worker::v1::FINISH_REASON_NON_FINITE, "logits are finite", row.slot());
+      if (row.finish_reason() != worker::v1::FINISH_REASON_UNSPECIFIED) ++finished_;
+    }
+    if (tokens_ > 0 && first_token_ == 0) first_token_ = now;
+    if (report.rows_size() > 0) steps_.push_back({now, report.rows_size(), report.prefill_size()});
+  }
+  void OnError(absl::Status status) override {
+    std::fprintf(stderr, "%s\n", status.ToString().c_str());
+    std::abort();
+  }
+
+  struct Step {
+    double end;
+    int rows, prefills;
+  };
+  void AwaitFinished(int count) {
+    const absl::MutexLock lock(&mutex_);
+    const auto done = [&] { return finished_ >= count; };
+    mutex_.Await(absl::Condition(&done));
+  }
+  double first_token() {
+    const absl::MutexLock lock(&mutex_);
+    return first_token_;
+  }
+  std::vector<Step> steps() {
+    const absl::MutexLock lock(&mutex_);
+    return steps_;
+  }
+
+ private:
+  absl::Mutex mutex_;
+  int64_t tokens_ = 0;
+  int finished_ = 0;
+  double first_token_ = 0;
+  std::vector<Step> steps_;
+};
+
+struct Request {
+  std::vector<int32_t> prompt;
+  int output = 1;
+  int cached = 0;  // leading tokens that an earlier request of the same session computed, in the pool's first blocks
+};
+
+class Session {
+ public:
+  Session(const std::filesystem::path& model, int max_slots, int max_rows) {
+    auto runner = ModelRunner::Load(
+        {.model_dir = model, .max_slots = max_slots, .max_rows = max_rows, .max_logit_rows = max_slots},
+        Stream::OpenCuda(0));
+    if (!runner.ok()) {
+      std::fprintf(stderr, "%s\n", runner.status().ToString().c_str());
+      std::exit(1);
+    }
+    config_ = (*runner)->config();
+    EngineOptions options;
+    options.limits = {.num_slots = max_slots,
+                      .num_blocks = static_cast<int32_t>((*runner)->num_blocks()),
+                      .vocab_size = config_.vocab_size,
+                      .max_context = 32'768,
+                      .max_rows = max_rows,
+                      .max_logit_rows = max_slots};
+    auto model_ptr = std::make_unique<RunnerModel>(*std::move(runner));
+    options.step_cost = MeasureStepCost(*model_ptr, options.limits);
+    options.step_target_us = 1e9;  // prefill first, as the workloads ask for
+    engine_ = std::make_unique<Engine>(std::move(model_ptr), options);
+  }
+
+  const ModelConfig& config() const { return config_; }
+
+  // All requests at once, each with the blocks for its whole length. Returns the seconds to the last token.
+  double Run(const std::vector<Request>& requests, float temperature, Counter** counter = nullptr) {
+    auto sink = std::make_shared<Counter>();
+    engine_->Attach(sink);
+    worker::v1::Edit edit;
+    edit.set_edit_id(1);
+    uint32_t next_block = 0;
+    for (size_t i = 0; i < requests.size(); ++i) next_block = std::max<uint32_t>(next_block, Blocks(requests[i].cached));
+    for (size_t i = 0; i < requests.size(); ++i) {
+      const Request& request = requests[i];
+      auto* admit = edit.add_admit();
+      admit->set_slot(static_cast<uint32_t>(i));
+      admit->set_num_cached_tokens(static_cast<uint32_t>(request.cached));
+      admit->mutable_token_ids()->Assign(request.prompt.begin() + request.cached, request.prompt.end());
+      admit->set_num_prompt_tokens(static_cast<uint32_t>(request.prompt.size()));
+      const auto length = static_cast<int>(request.prompt.size()) + request.output;
+      admit->set_max_length(static_cast<uint32_t>(length));
+      for (uint32_t b = 0; b < Blocks(length); ++b) {
+        admit->add_block_table(b < Blocks(request.cached) ? b : next_block++);
+      }
+      admit->mutable_sampling()->set_top_p(1);
+      admit->mutable_sampling()->set_repetition_penalty(1);
+      admit->mutable_sampling()->set_temperature(temperature);
+      admit->mutable_sampling()->set_seed(i);
+    }
+    const double begin = Now();
+    const absl::Status status = engine_->Post(sink.get(), std::move(edit));
+    MILLRACE_CHECK(status.ok(), "the requests fit");
+    sink->AwaitFinished(static_cast<int>(requests.size()));
+    const double seconds = Now() - begin;
+    first_token_ = sink->first_token() - begin;
+    if (counter != nullptr) *counter = sink.get();
+    last_ = std::move(sink);
+    return seconds;
+  }
+  double first_token() const { return first_token_; }
+  const std::shared_ptr<Counter>& last() const { return last_; }
+
+ private:
+  static uint32_t Blocks(int tokens) { return static_cast<uint32_t>((tokens + kBlockTokens - 1) / kBlockTokens); }
+
+  ModelConfig config_;
+  std::unique_ptr<Engine> engine_;
+  std::shared_ptr<Counter> last_;
+  double first_token_ = 0;
+};
+
+std::vector<int32_t> Tokens(std::mt19937_64& random, size_t count) {
+  std::vector<int32_t> tokens(count);
+  for (int32_t& token : tokens) token = static_cast<int32_t>(random() % 10'000);
+  return tokens;
+}
+
+double WeightBytes(const ModelConfig& c) {
+  const double q = c.num_heads * c.head_dim, kv = c.num_kv_heads * c.head_dim, hidden = c.hidden_size;
+  return 2 * (c.num_layers * (hidden * (2 * q + 2 * kv) + 3 * hidden * c.intermediate_size) + hidden * c.vocab_size);
+}
+double KvBytes(const ModelConfig& c) { return 4.0 * c.num_layers * c.num_kv_heads * c.head_dim; }
+double PrefillFlops(const ModelConfig& c, double tokens) {
+  return (WeightBytes(c) - 2.0 * c.hidden_size * c.vocab_size) * tokens +
+         2.0 * c.num_layers * c.num_heads * c.head_dim * tokens * tokens;
+}
+
+void Print(const char* name, const std::string& model, double value, const char* unit, double share,
+           const std::vector<double>& runs) {
+  std::printf("%-4s %-34s %10.2f %-8s %5.1f %% of the limit;  %zu runs %.2f … %.2f\n", name, model.c_str(), value, unit,
+              100 * share, runs.size(), *std::ranges::min_element(runs), *std::ranges::max_element(runs));
+  std::fflush(stdout);
+}
+
+// Python's random.seed(0) with randint(100, 1024) gives 142,827 tokens in and 133,966 out; these lengths have the same
+// law and are scaled to the same sums.
+std::vector<Request> NanoVllmRequests() {
+  std::mt19937_64 random(0);
+  std::vector<int> in(256), out(256);
+  const auto draw = [&](std::vector<int>& lengths, int sum) {
+    for (int& length : lengths) length = 100 + static_cast<int>(random() % 925);
+    for (size_t i = 0; std::accumulate(lengths.begin(), lengths.end(), 0) != sum; i = (i + 1) % lengths.size()) {
+      const int step = std::accumulate(lengths.begin(), lengths.end(), 0) < sum ? 1 : -1;
+      lengths[i] = std::clamp(lengths[i] + step, 100, 1024);
+    }
+  };
+  draw(in, 142'827);
+  draw(out, 133'966);
+  std::vector<Request> requests;
+  for (size_t i = 0; i < in.size(); ++i) requests.push_back({Tokens(random, static_cast<size_t>(in[i])), out[i], 0});
+  return requests;
+}
+
+void W1(const char* name, const std::string& shape, const std::filesystem::path& folder, double bandwidth) {
+  const RandomModel model(shape, folder);
+  Session session(model.folder(), 256, 16'384);
+  const std::vector<Request> requests = NanoVllmRequests();
+  double bytes = 0, flops = 0, tokens = 0;
+  int longest = 0;
+  for (const Request& r : requests) {
+    for (int i = 1; i < r.output; ++i) bytes += KvBytes(session.config()) * (static_cast<int>(r.prompt.size()) + i);
+    flops += PrefillFlops(session.config(), static_cast<double>(r.prompt.size()));
+    tokens += r.output;
+    longest = std::max(longest, r.output);
+  }
+  bytes += (longest - 1) * WeightBytes(session.config());
+  std::vector<double> rates;
+  for (int run = -1; run < 5; ++run) {
+    const double seconds = session.Run(requests, 0.6f);
+    if (run >= 0) rates.push_back(tokens / seconds);
+  }
+  const double limit = bytes / bandwidth + flops / kFlops;
+  Print(name, shape, Median(rates), "tok/s", Median(rates) * limit / tokens, rates);
+}
+
+// Milliseconds of a step that decodes `batch` sequences of `context` tokens, `shared` of them common.
+void Decode(const char* name, Session& session, const std::string& shape, int batch, int context, int shared,
+            double bandwidth, int steps = 48) {
+  std::mt19937_64 random(1);
+  const std::vector<int32_t> prefix = Tokens(random, static_cast<size_t>(shared));
+  if (shared > 0) session.Run({{prefix, 1, 0}}, 0);
+  std::vector<Request> requests;
+  for (int i = 0; i < batch; ++i) {
+    std::vector<int32_t> prompt = prefix, own = Tokens(random, static_cast<size_t>(context - shared));
+    prompt.insert(prompt.end(), own.begin(), own.end());
+    requests.push_back({std::move(prompt), steps, shared});
+  }
+  std::vector<double> runs;
+  for (int run = 0; run < 5; ++run) {
+    session.Run(requests, 0);
+    std::vector<Counter::Step> all = session.last()->steps();
+    std::erase_if(all, [&](const Counter::Step& s) { return s.rows != batch || s.prefills != 0; });
+    MILLRACE_CHECK(all.size() > 10, "steps were measured");
+    runs.push_back(1e3 * (all.back().end - all[2].end) / static_cast<double>(all.size() - 3));
+  }
+  const ModelConfig& c = session.config();
+  const double bytes = WeightBytes(c) + KvBytes(c) * (shared + batch * (context - shared + steps / 2.0));
+  const double ms = Median(runs);
+  Print(name, shape + " x " + std::to_string(batch) + " at " + std::to_string(context), ms, "ms/step",
+        1e3 * bytes / bandwidth / ms, runs);
+  std::printf("     %40.1f tok/s\n", 1e3 * batch / ms);
+}
+
+void FirstToken(const char* name, Session& session, const std::string& shape, int tokens) {
+  std::mt19937_64 random(2);
+  std::vector<double> runs;
+  for (int run = -2; run < 7; ++run) {
+    session.Run({{Tokens(random, static_cast<size_t>(tokens)), 1, 0}}, 0);
+    if (run >= 0) runs.push_back(1e3 * session.first_token());
+  }
+  const double ms = Median(runs);
+  Print(name, shape + ", " + std::to_string(tokens) + " tokens", ms, "ms",
+        1e3 * PrefillFlops(session.config(), tokens) / kFlops / ms, runs);
+}
+
+void ColdStart(const std::filesystem::path& model) {
+  Session session(model, 256, 8192);
+  const double ready = Now();
+  std::mt19937_64 random(3);
+  session.Run({{Tokens(random, 16), 1, 0}}, 0);
+  std::printf("w13  from the process's start: ready %.2f s, first token %.2f s\n", ready, Now());
+}
+
+int Main(int argc, char** argv) {
+  std::filesystem::path folder = "/dev/shm";
+  std::vector<std::string> names;
+  for (int i = 1; i < argc; ++i) {
+    if (std::strcmp(argv[i], "--folder") == 0 && i + 1 < argc) {
+      folder = argv[++i];
+    } else {
+      names.emplace_back(argv[i]);
+    }
+  }
+  const std::vector<std::string> known = {"w1", "w1c", "w2", "w3", "w7", "w10", "w13"};
+  const auto is_known = [&](const std::string& name) {
+    return std::ranges::find(known, name) != known.end() || name.starts_with("w13:");
+  };
+  if (names.empty() || !std::ranges::all_of(names, is_known)) {
+    std::fprintf(stderr, "usage: gpu_bench [--folder DIR] w1|w1c|w2|w3|w7|w10|w13 …\n");
+    return 2;
+  }
+  if (Stream::CountCuda() == 0) {
+    std::fprintf(stderr, "gpu_bench: no GPU here\n");
+    return 1;
+  }
+  // The model is made by one process and loaded by a fresh one.
+  if (names[0].starts_with("w13:")) return ColdStart(names[0].substr(4)), 0;
+  const double bandwidth = CopyBandwidth();
+  std::printf("copy %.2f TB/s; arithmetic taken as %.0f TFLOP/s\n", bandwidth * 1e-12, kFlops * 1e-12);
+  const auto asked = [&](const char* name) { return std::ranges::find(names, name) != names.end(); };
+  if (asked("w1")) W1("w1", "qwen3-0.6b", folder, bandwidth);
+  if (asked("w1c")) W1("w1c", "qwen2-0.5b", folder, bandwidth);
+  if (asked("w2") || asked("w7") || asked("w13")) {
+    const RandomModel model("qwen3-0.6b", folder);
+    if (asked("w13")) {
+      std::fflush(stdout);
+      const std::string again = std::filesystem::read_symlink("/proc/self/exe").string() + " w13:" + model.folder().string();
+      for (int i = 0; i < 3; ++i) MILLRACE_CHECK(std::system(again.c_str()) == 0, "a fresh process starts");
+    }
+    if (asked("w2") || asked("w7")) {
+      Session session(model.folder(), 256, 8192);
+      if (asked("w2")) Decode("w2", session, "qwen3-0.6b", 1, 128, 0, bandwidth, 512);
+      if (asked("w7")) FirstToken("w7", session, "qwen3-0.6b", 1024);
+    }
+  }
+  if (asked("w3") || asked("w7") || asked("w10")) {
+    const RandomModel model("qwen3-8b", folder);
+    Session session(model.folder(), 256, 8192);
+    if (asked("w7")) FirstToken("w7", session, "qwen3-8b", 2048);
+    if (asked("w3")) {
+      for (const int batch : {1, 16, 64, 256}) Decode("w3", session, "qwen3-8b", batch, 1024, 0, bandwidth);
+    }
+    if (asked("w10")) Decode("w10", session, "qwen3-8b", 64, 8192 + 512, 8192, bandwidth);
+  }
+  return 0;
+}
+
+}  // namespace
+}  // namespace millrace
+
+int main(int argc, char** argv) { return millrace::Main(argc, argv); }
