@@ -12,6 +12,8 @@ namespace {
 // --- Kernels
 // -------------------------------------------------------------------------------------------------------------
 
+constexpr int kMaxRowThreads = 512;
+
 template <int W>
 __global__ void CopyRowsKernel(bf16* out, const bf16* from, const int32_t* ids, int64_t ids_end, int64_t cols) {
   AwaitInputs();
@@ -36,35 +38,82 @@ __global__ void AddKernel(bf16* x, const bf16* delta, int64_t count) {
   StorePack<W>(x + i, a);
 }
 
-// x may be out. With kAdd x becomes x + delta first.
-template <int W, bool kAdd>
-__global__ void RmsNormKernel(bf16* out, bf16* x, const bf16* delta, const float* weight, int64_t cols, float eps) {
+// The sum over the block, in a fixed tree. Called once.
+__device__ __forceinline__ float BlockSum(float x) {
+  __shared__ float sums[kMaxRowThreads / kWarp];
+  x = WarpReduce(x, [](float a, float b) { return a + b; });
+  if (threadIdx.x % kWarp == 0) sums[threadIdx.x / kWarp] = x;
+  __syncthreads();
+  float all = sums[0];
+  for (unsigned w = 1; w < blockDim.x / kWarp; ++w) all += sums[w];
+  return all;
+}
+
+// x may be out. With kAdd x becomes x + delta first. A row that fits stays in the registers, N packs of each thread,
+// and its weights are there before its values are; N = 0 reads twice.
+template <int W, int N, bool kAdd>
+__global__ void __launch_bounds__(kMaxRowThreads)
+    RmsNormKernel(bf16* out, bf16* x, const bf16* delta, const float* weight, int64_t cols, float eps) {
+  constexpr int kHeld = N > 0 ? N : 1;
+  float v[kHeld][W], factors[kHeld][W];
+  const int64_t begin = int64_t{threadIdx.x} * W, step = int64_t{blockDim.x} * W;
+  const auto read_weights = [&](int64_t c, float(&to)[W]) {
+#pragma unroll
+    for (int j = 0; j < W; j += 4) {
+      if constexpr (W % 4 == 0) {
+        const float4 four = *reinterpret_cast<const float4*>(weight + c + j);
+        to[j] = four.x, to[j + 1] = four.y, to[j + 2] = four.z, to[j + 3] = four.w;
+      } else {
+        to[j] = weight[c + j];
+      }
+    }
+  };
+  if constexpr (N > 0) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      if (begin + i * step < cols) read_weights(begin + i * step, factors[i]);
+    }
+  }
   AwaitInputs();
-  __shared__ float shared[kWarp];
   bf16* const row = x + int64_t{blockIdx.x} * cols;
-  const int64_t step = int64_t{blockDim.x} * W;
   float sum = 0;
-  for (int64_t c = int64_t{threadIdx.x} * W; c < cols; c += step) {
-    float v[W];
-    LoadPack<W>(row + c, v);
+  const auto read = [&](int64_t c, float(&to)[W]) {
+    LoadPack<W>(row + c, to);
     if constexpr (kAdd) {
       float d[W];
       LoadPack<W>(delta + int64_t{blockIdx.x} * cols + c, d);
 #pragma unroll
-      for (int j = 0; j < W; ++j) v[j] = ToFloat(Round(v[j] + d[j]));
-      StorePack<W>(row + c, v);
+      for (int j = 0; j < W; ++j) to[j] = ToFloat(Round(to[j] + d[j]));
+      StorePack<W>(row + c, to);
     }
 #pragma unroll
-    for (int j = 0; j < W; ++j) sum = __fmaf_rn(v[j], v[j], sum);
-  }
-  sum = BlockReduce(sum, shared, [](float a, float b) { return a + b; });
-  const float scale = 1.0f / sqrtf(sum / static_cast<float>(cols) + eps);
-  for (int64_t c = int64_t{threadIdx.x} * W; c < cols; c += step) {
-    float v[W];
-    LoadPack<W>(row + c, v);
+    for (int j = 0; j < W; ++j) sum = __fmaf_rn(to[j], to[j], sum);
+  };
+  if constexpr (N > 0) {
 #pragma unroll
-    for (int j = 0; j < W; ++j) v[j] = v[j] * scale * weight[c + j];
-    StorePack<W>(out + int64_t{blockIdx.x} * cols + c, v);
+    for (int i = 0; i < N; ++i) {
+      if (begin + i * step < cols) read(begin + i * step, v[i]);
+    }
+  } else {
+    for (int64_t c = begin; c < cols; c += step) read(c, v[0]);
+  }
+  const float scale = 1.0f / sqrtf(BlockSum(sum) / static_cast<float>(cols) + eps);
+  const auto write = [&](int64_t c, float(&values)[W], const float(&by)[W]) {
+#pragma unroll
+    for (int j = 0; j < W; ++j) values[j] = values[j] * scale * by[j];
+    StorePack<W>(out + int64_t{blockIdx.x} * cols + c, values);
+  };
+  if constexpr (N > 0) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      if (begin + i * step < cols) write(begin + i * step, v[i], factors[i]);
+    }
+  } else {
+    for (int64_t c = begin; c < cols; c += step) {
+      LoadPack<W>(row + c, v[0]);
+      read_weights(c, factors[0]);
+      write(c, v[0], factors[0]);
+    }
   }
 }
 
@@ -78,7 +127,7 @@ __global__ void SiluMulKernel(bf16* out, const bf16* gate_up, int64_t cols) {
   LoadPack<W>(gate_up + row * 2 * cols + c, gate);
   LoadPack<W>(gate_up + row * 2 * cols + cols + c, up);
 #pragma unroll
-  for (int j = 0; j < W; ++j) gate[j] = gate[j] / (1.0f + __expf(-gate[j])) * up[j];
+  for (int j = 0; j < W; ++j) gate[j] = __fdividef(gate[j], 1.0f + __expf(-gate[j])) * up[j];
   StorePack<W>(out + row * cols + c, gate);
 }
 
@@ -86,15 +135,17 @@ __global__ void SiluMulKernel(bf16* out, const bf16* gate_up, int64_t cols) {
 // -----------------------------------------------------------------------------------------------------------
 
 // Threads for a row of n packs: a function of the row's length alone, as the order of its sum is.
-int ThreadsFor(int64_t n) { return static_cast<int>(n >= 256 ? 256 : n <= kWarp ? kWarp : DivideUp(n, kWarp) * kWarp); }
+int ThreadsFor(int64_t n, int most) {
+  return static_cast<int>(n >= most ? most : n <= kWarp ? kWarp : DivideUp(n, kWarp) * kWarp);
+}
 
 void CopyRows(Mat<bf16> out, const bf16* from, Vec<const int32_t> ids, int64_t ids_end, Stream& stream) {
   if (out.rows == 0) return;
   if (InPacks(out.data, out.cols) && InPacks(from, out.cols)) {
-    Launch(stream, CopyRowsKernel<8>, Grid(out.rows), ThreadsFor(out.cols / 8), 0, out.data, from, ids.data, ids_end,
-           out.cols);
+    Launch(stream, CopyRowsKernel<8>, Grid(out.rows), ThreadsFor(out.cols / 8, 256), 0, out.data, from, ids.data,
+           ids_end, out.cols);
   } else {
-    Launch(stream, CopyRowsKernel<1>, Grid(out.rows), ThreadsFor(out.cols), 0, out.data, from, ids.data, ids_end,
+    Launch(stream, CopyRowsKernel<1>, Grid(out.rows), ThreadsFor(out.cols, 256), 0, out.data, from, ids.data, ids_end,
            out.cols);
   }
 }
@@ -102,13 +153,15 @@ void CopyRows(Mat<bf16> out, const bf16* from, Vec<const int32_t> ids, int64_t i
 template <bool kAdd>
 void Normalise(Mat<bf16> out, bf16* x, const bf16* delta, Vec<const float> weight, float eps, Stream& stream) {
   if (out.rows == 0) return;
-  if (InPacks(out.data, out.cols) && InPacks(x, out.cols) && (!kAdd || InPacks(delta, out.cols))) {
-    Launch(stream, RmsNormKernel<8, kAdd>, Grid(out.rows), ThreadsFor(out.cols / 8), 0, out.data, x, delta, weight.data,
-           out.cols, eps);
-  } else {
-    Launch(stream, RmsNormKernel<1, kAdd>, Grid(out.rows), ThreadsFor(out.cols), 0, out.data, x, delta, weight.data,
-           out.cols, eps);
-  }
+  const bool in_packs = InPacks(out.data, out.cols) && InPacks(x, out.cols) && InPacks(weight.data, out.cols) &&
+                        (!kAdd || InPacks(delta, out.cols));
+  const int64_t packs = in_packs ? out.cols / 8 : out.cols;
+  const auto kernel = !in_packs                     ? RmsNormKernel<1, 0, kAdd>
+                      : packs <= kMaxRowThreads     ? RmsNormKernel<8, 1, kAdd>
+                      : packs <= 2 * kMaxRowThreads ? RmsNormKernel<8, 2, kAdd>
+                                                    : RmsNormKernel<8, 0, kAdd>;
+  Launch(stream, kernel, Grid(out.rows), ThreadsFor(packs, kMaxRowThreads), 0, out.data, x, delta, weight.data,
+         out.cols, eps);
 }
 
 }  // namespace
