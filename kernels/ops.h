@@ -119,7 +119,7 @@ void ProcessLogits(Mat<float> out, Mat<const float> logits, Vec<const SamplingRo
 // lowest id. -1 where the logits hold a NaN or an infinity, or every token is forbidden.
 void Sample(Vec<int32_t> tokens, Mat<const float> logits, Vec<const SamplingRow> rows, Vec<const LogitBias> biases,
             Mat<const TokenCount> history, Stream& stream);
-size_t SampleWorkspaceBytes(int64_t vocab, const Stream& stream);
+size_t SampleWorkspaceBytes(int64_t vocab, const Stream& stream);  // for LogProbs too
 
 // ++history[rows[r].history][tokens[r]] for each row that has a history and whose token is not negative.
 //                                                                             history [*, V]  rows, tokens [R]

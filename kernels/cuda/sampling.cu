@@ -1,15 +1,17 @@
-// The row after penalties, bias, temperature, min-p, top-k and top-p, and argmax over v of row[v] + Gumbel noise: one
-// block per row, as many blocks as multiprocessors, each with a row of scratch. Filters find where the weight from the
-// largest value down reaches a target, in three passes over ever finer buckets of the values' bits; probabilities count
-// in units of 2^-44, so that their sums are exact and depend on no order. Of the noise only what could win is computed
-// in double: a bound in float first. Bound: bytes, 4 per logit (and 4 per history entry); the passes after the first
-// read the second-level cache. H200, 2026-11-30, V = 151936, share of a copy's 4217 GB/s: greedy 59 % for 256 rows and
-// 1 % for one (22 us), temperature alone 6 % for 256 (660 us) and 198 us for one, top-k 50 995 us and top-p 0.9 1436 us
-// for one: a row is one block's, and its buckets crowd.
+// argmax over v of ProcessLogits(row)[v] + Gumbel noise, in two kernels. Search reads the logits once: rows are cut
+// into tiles of 4096 tokens, the tiles are spread evenly over the blocks whatever rows they belong to, and a block
+// leaves for each row that it touches the largest value and the few tokens that could win. A thread takes 16 tokens of
+// a tile, and a group of four gets its random words only if its largest value could, with the luckiest word, beat the
+// best score known to the block; one integer comparison of the words then tells nearly always that it does not. Scores
+// are bounded in float, in units of logits, with a margin for every rounding. Choose, a block per row, compares what is
+// left in double as the CPU does; rows with filters, and rows with too many equals, it works through as ProcessLogits
+// does. Penalties and bias are written to scratch first. Bound: bytes, 4 per logit.
 #include "kernels/check.h"
+#include "kernels/cuda/filters.cuh"
+#include "kernels/cuda/leaders.cuh"
 #include "kernels/cuda/ops.h"
+#include "kernels/cuda/sampling.cuh"
 #include "kernels/cuda/vocabulary.cuh"
-#include "kernels/gumbel.h"
 
 namespace millrace::cuda {
 namespace {
@@ -17,276 +19,311 @@ namespace {
 // --- Kernels
 // -------------------------------------------------------------------------------------------------------------
 
-constexpr float kForbidden = -INFINITY;
-constexpr float kUnit = 0x1p44f;        // of a weight
-constexpr int64_t kMaxVocab = 1 << 19;  // their sum fits in 64 bits
-constexpr int kBuckets = 1 << 11;
+constexpr int kBlocksPerSm = 4;
+constexpr int kHeld = 256;  // candidates a block holds
+constexpr int kKept = 8;    // and those it hands on for a row
+constexpr int64_t kBatchRows = 256;
 
-struct SamplingArgs {
+// A token whose score is at most `bound`, in units of logits.
+struct Candidate {
+  int32_t token;
+  float value;
+  float bound;
+};
+
+// What one block found in its part of one row.
+struct Part {
+  uint64_t best;   // rank of the largest value
+  float floor;     // the row's winner has a bound of no less
+  int32_t finite;  // whether all logits are
+  int32_t count;   // of candidates; more than kKept: too many
+  Candidate candidates[kKept];
+};
+
+struct SampleArgs {
   const float* logits;
-  int64_t row_count;
   int64_t vocab;
+  int tiles;        // of a row
+  int total_tiles;  // of all rows
+  int blocks;       // of Search
   const SamplingRow* rows;
   const LogitBias* biases;
   const TokenCount* history;
-  float* z;         // ProcessLogits: [R, V]; Sample: a row per block
-  int32_t* tokens;  // of Sample
+  float* scratch;  // [rows, vocab]: values after penalties and bias, where there are any
+  float* maxima;   // [rows, tiles, threads]: of the sixteen tokens of a thread in a tile, for rows with filters
+  Part* parts;     // of block b and row r at b + r
+  int32_t* tokens;
 };
 
-struct Shared {
-  RowScratch scratch;
-  unsigned long long buckets[kBuckets];
-  uint32_t chosen;
-  uint64_t above;
+__device__ __forceinline__ bool IsAdjusted(const SamplingRow& row) {
+  return row.history >= 0 || row.bias_begin < row.bias_end;
+}
+__device__ __forceinline__ bool IsFiltered(const SamplingRow& row, int64_t vocab) {
+  return row.temperature != 0 && ((row.top_k > 0 && row.top_k < vocab) || row.top_p < 1 || row.min_p > 0);
+}
+__device__ __forceinline__ bool IsFinite(float x) { return (__float_as_uint(x) & 0x7f800000u) != 0x7f800000u; }
+
+struct SearchScratch {
+  uint32_t floor_key;
+  int held;
+  int kept;
+  uint64_t best[kTileThreads / kWarp];
+  Candidate candidates[kHeld];
 };
 
-__device__ float Penalised(float z, TokenCount seen, const SamplingRow& row) {
-  if (seen == 0) return z;
-  z = z > 0 ? z / row.repetition_penalty : z * row.repetition_penalty;
-  const TokenCount count = seen & ~kPromptToken;
-  z -= row.frequency_penalty * static_cast<float>(count);
-  return count > 0 ? z - row.presence_penalty : z;
-}
-
-// Where the weight of the values from the largest down reaches a target.
-struct Boundary {
-  float value;     // the value at which it does
-  uint64_t above;  // the weight of all larger values
-};
-
-// The first bucket from the top whose weight, with `above`, reaches the target; else the last that has any. Bucket i
-// from the top is looked at by thread i / 2.
-__device__ void ChooseBucket(Shared& shared, int buckets, uint64_t above, uint64_t target) {
-  const int first = 2 * static_cast<int>(threadIdx.x);
-  uint64_t weights[2] = {0, 0};
-  for (int i = 0; i < 2; ++i) {
-    if (first + i < buckets) weights[i] = shared.buckets[buckets - 1 - first - i];
-  }
-  uint64_t total;
-  const uint64_t before = above + BlockScan(weights[0] + weights[1], shared.scratch.words, total);
-  const uint64_t through[2] = {before + weights[0], before + weights[0] + weights[1]};
-  uint64_t reaching = ~uint64_t{0}, last = 0;
-  for (int i = 1; i >= 0; --i) {
-    if (weights[i] == 0) continue;
-    if (through[i] >= target) reaching = static_cast<uint64_t>(first + i);
-    last = max(last, static_cast<uint64_t>(first + i));
-  }
-  reaching = BlockMin(reaching, shared.scratch);
-  last = BlockMax(last, shared.scratch);
-  const int chosen = static_cast<int>(reaching == ~uint64_t{0} ? last : reaching);
-  if (chosen / 2 == static_cast<int>(threadIdx.x)) {
-    shared.chosen = static_cast<uint32_t>(buckets - 1 - chosen);
-    shared.above = chosen % 2 == 0 ? before : through[0];
-  }
-  __syncthreads();
-}
-
-// buckets[bucket] += w. Logits crowd into few buckets: what two of a warp's buckets get is summed in registers first.
-// Called by whole warps.
-__device__ __forceinline__ void AddToBucket(Shared& shared, uint32_t bucket, uint64_t w) {
-  for (int i = 0; i < 2; ++i) {
-    const unsigned left = __ballot_sync(~0u, w != 0);
-    if (left == 0) return;
-    const int leader = __ffs(static_cast<int>(left)) - 1;
-    const bool same = bucket == __shfl_sync(~0u, bucket, leader);
-    const uint64_t sum = WarpReduce(same ? w : uint64_t{0}, [](uint64_t a, uint64_t b) { return a + b; });
-    if (static_cast<int>(threadIdx.x % kWarp) == leader) atomicAdd(&shared.buckets[bucket], sum);
-    if (same) w = 0;
-  }
-  if (w != 0) atomicAdd(&shared.buckets[bucket], w);
-}
-
-// Values of weight zero count as absent.
-template <class Weight>
-__device__ Boundary FindBoundary(const float* z, int64_t vocab, uint64_t target, Shared& shared, const Weight& weight) {
-  uint64_t prefix = 0, above = 0;
-  for (int bits_left = 32; bits_left > 0;) {
-    const int bits = bits_left > 10 ? 11 : 10, buckets = 1 << bits;
-    __syncthreads();
-    for (int b = static_cast<int>(threadIdx.x); b < kBuckets; b += kRowThreads) shared.buckets[b] = 0;
-    __syncthreads();
-    for (int64_t begin = 0; begin < vocab; begin += kRowThreads) {
-      const int64_t v = begin + threadIdx.x;
-      const uint64_t key = v < vocab ? KeyOf(z[v]) : 0;
-      const uint64_t w = v < vocab && key >> bits_left == prefix ? weight(z[v]) : 0;
-      AddToBucket(shared, static_cast<uint32_t>(key >> (bits_left - bits)) & static_cast<uint32_t>(buckets - 1), w);
-    }
-    __syncthreads();
-    ChooseBucket(shared, buckets, above, target);
-    prefix = prefix << bits | shared.chosen;
-    above = shared.above;
-    bits_left -= bits;
-  }
-  return {ValueOf(static_cast<uint32_t>(prefix)), above};
-}
-
-__device__ void KeepFrom(float* z, int64_t vocab, float least) {
-  ForRow(vocab, [&](int64_t v) {
-    if (z[v] < least) z[v] = kForbidden;
-  });
-}
-
-__device__ __forceinline__ uint64_t WeightOf(float z) { return static_cast<uint64_t>(__float2ull_rz(Exp(z) * kUnit)); }
-
-// Of the tokens of this value the lowest `count` stay.
-__device__ void KeepLowest(float* z, int64_t vocab, float value, uint64_t count, Shared& shared) {
-  uint64_t ties = 0;
-  ForRow(vocab, [&](int64_t v) { ties += z[v] == value ? 1 : 0; });
-  if (BlockSum(ties, shared.scratch) <= count) return;
-  uint64_t before = 0;
-  for (int64_t begin = 0; begin < vocab; begin += kRowThreads) {
-    const int64_t v = begin + threadIdx.x;
-    const bool tie = v < vocab && z[v] == value;
-    uint64_t total;
-    const uint64_t rank = before + BlockScan(uint64_t{tie}, shared.scratch.words, total);
-    if (tie && rank >= count) z[v] = kForbidden;
-    before += total;
-  }
-}
-
-__device__ void KeepTopP(float* z, int64_t vocab, float top_p, Shared& shared) {
-  uint64_t sum = 0;
-  ForRow(vocab, [&](int64_t v) { sum += WeightOf(z[v]); });
-  sum = BlockSum(sum, shared.scratch);
-  const uint64_t target = static_cast<uint64_t>(ceil(static_cast<double>(top_p) * static_cast<double>(sum)));
-  const Boundary boundary = FindBoundary(z, vocab, target, shared, [](float x) { return WeightOf(x); });
-  KeepFrom(z, vocab, boundary.value);
-  const uint64_t each = WeightOf(boundary.value), missing = target > boundary.above ? target - boundary.above : 1;
-  KeepLowest(z, vocab, boundary.value, (missing + each - 1) / each, shared);
-}
-
-// Returns the first largest token; z becomes the row to sample from, unless every token is forbidden (then all of it
-// is).
-__device__ void ProcessRow(float* z, const float* logits, const SamplingRow& row, const SamplingArgs& args,
-                           Shared& shared) {
-  const int64_t vocab = args.vocab;
-  const TokenCount* seen = row.history < 0 ? nullptr : args.history + row.history * vocab;
-  ForRow(vocab, [&](int64_t v) { z[v] = seen == nullptr ? logits[v] : Penalised(logits[v], seen[v], row); });
-  __syncthreads();
-  for (int64_t b = row.bias_begin + static_cast<int>(threadIdx.x); b < row.bias_end; b += kRowThreads) {
-    const LogitBias bias = args.biases[b];
-    Require(bias.token >= 0 && bias.token < vocab);
-    z[bias.token] += bias.value;
-  }
-  __syncthreads();
-  const uint64_t best = LargestRank(z, vocab, shared.scratch);
-  const float max = z[TokenOf(best)];
-  __syncthreads();
-  if (max == kForbidden) return;
-  if (row.temperature == 0) {
-    ForRow(vocab, [&](int64_t v) { z[v] = v == TokenOf(best) ? max : kForbidden; });
-    __syncthreads();
-    return;
-  }
-  const float least = row.min_p > 0 ? static_cast<float>(NaturalLog(row.min_p)) : kForbidden;
-  ForRow(vocab, [&](int64_t v) {
-    const float x = (z[v] - max) / row.temperature;
-    z[v] = x < least ? kForbidden : x;
-  });
-  if (row.top_k > 0 && row.top_k < vocab) {
-    const auto present = [](float x) { return uint64_t{x != kForbidden}; };
-    KeepFrom(z, vocab, FindBoundary(z, vocab, static_cast<uint64_t>(row.top_k), shared, present).value);
-  }
-  if (row.top_p < 1) KeepTopP(z, vocab, row.top_p, shared);
-  __syncthreads();
-}
-
-// Four random words: Philox4x32-10 with counter (group, position).
-__device__ __forceinline__ uint4 Philox(uint64_t seed, int64_t position, uint32_t group) {
-  uint32_t c0 = group, c1 = 0, c2 = static_cast<uint32_t>(position);
-  uint32_t c3 = static_cast<uint32_t>(static_cast<uint64_t>(position) >> 32);
-  uint32_t k0 = static_cast<uint32_t>(seed), k1 = static_cast<uint32_t>(seed >> 32);
-#pragma unroll
-  for (int round = 0; round < 10; ++round, k0 += 0x9e3779b9u, k1 += 0xbb67ae85u) {
-    const uint32_t a_high = __umulhi(0xd2511f53u, c0), a_low = 0xd2511f53u * c0;
-    const uint32_t b_high = __umulhi(0xcd9e8d57u, c2), b_low = 0xcd9e8d57u * c2;
-    c0 = b_high ^ c1 ^ k0;
-    c1 = b_low;
-    c2 = a_high ^ c3 ^ k1;
-    c3 = a_low;
-  }
-  return make_uint4(c0, c1, c2, c3);
-}
-
-// fn(token, z, word, bound) for this thread's tokens that are not forbidden. -ln u >= 1 - u bounds the score from
-// above.
-template <class Fn>
-__device__ __forceinline__ void ForNoise(const float* z, int64_t vocab, const SamplingRow& row, const Fn& fn) {
-  for (int64_t group = threadIdx.x; group * 4 < vocab; group += kRowThreads) {
-    const uint4 four = Philox(row.seed, row.position, static_cast<uint32_t>(group));
-    const uint32_t words[4] = {four.x, four.y, four.z, four.w};
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int64_t v = group * 4 + i;
-      if (v >= vocab || z[v] == kForbidden) continue;
-      fn(v, z[v], words[i], z[v] - logf((static_cast<float>(~words[i]) + 0.5f) * 0x1p-32f));
-    }
-  }
-}
-
-__device__ int32_t NoisyArgmax(const float* z, int64_t vocab, const SamplingRow& row, Shared& shared) {
-  uint64_t likely = 0;
-  uint32_t likely_word = 0;
-  ForNoise(z, vocab, row, [&](int64_t v, float, uint32_t word, float bound) {
-    const uint64_t rank = RankOf(bound, v);
-    if (rank <= likely) return;
-    likely = rank;
-    likely_word = word;
-  });
-  const uint64_t best_bound = BlockMax(likely, shared.scratch);
-  if (best_bound == 0) return -1;
-  if (likely == best_bound) shared.chosen = likely_word;
-  __syncthreads();
-  const double least = z[TokenOf(best_bound)] + GumbelNoise(shared.chosen);
-  double best_score = -INFINITY;
-  uint64_t best = ~uint64_t{0};
-  ForNoise(z, vocab, row, [&](int64_t v, float value, uint32_t word, float bound) {
-    if (bound + 1e-3f + fabsf(value) * 1e-6f < least) return;
-    const double score = value + GumbelNoise(word);
-    if (score > best_score) {  // a thread's tokens ascend
-      best_score = score;
-      best = static_cast<uint64_t>(v);
-    }
-  });
-  const double largest =
-      BlockReduce(best_score, shared.scratch.doubles, [](double a, double b) { return a > b ? a : b; });
-  __syncthreads();
-  return static_cast<int32_t>(BlockMin(best_score == largest ? best : ~uint64_t{0}, shared.scratch));
-}
-
-__global__ void __launch_bounds__(kRowThreads) ProcessLogitsKernel(SamplingArgs args) {
-  AwaitInputs();
-  __shared__ Shared shared;
-  const int64_t r = blockIdx.x;
-  ProcessRow(args.z + r * args.vocab, args.logits + r * args.vocab, args.rows[r], args, shared);
-}
-
-__device__ int32_t SampleRow(float* z, const float* logits, const SamplingRow& row, const SamplingArgs& args,
-                             Shared& shared) {
-  uint64_t best = 0;
-  int finite = 1;
-  ForRow(args.vocab, [&](int64_t v) {
+// Writes the values of [begin, end) after penalties and bias. Returns whether this thread's logits are finite.
+__device__ bool Adjust(float* z, const float* logits, const SamplingRow& row, int64_t begin, int64_t end,
+                       const SampleArgs& args) {
+  const TokenCount* seen = row.history < 0 ? nullptr : args.history + row.history * args.vocab;
+  bool finite = true;
+  for (int64_t v = begin + threadIdx.x; v < end; v += kTileThreads) {
     const float x = logits[v];
-    if ((__float_as_uint(x) & 0x7f800000u) == 0x7f800000u) finite = 0;
-    best = max(best, RankOf(x, v));
-  });
-  if (__syncthreads_and(finite) == 0) return -1;
-  if (row.temperature == 0 && row.history < 0 && row.bias_begin == row.bias_end) {
-    return static_cast<int32_t>(TokenOf(BlockMax(best, shared.scratch)));
+    finite = finite && IsFinite(x);
+    z[v] = seen == nullptr ? x : Penalised(x, seen[v], row);
   }
-  ProcessRow(z, logits, row, args, shared);
-  return NoisyArgmax(z, args.vocab, row, shared);
+  __syncthreads();
+  for (int64_t b = row.bias_begin + static_cast<int>(threadIdx.x); b < row.bias_end; b += kTileThreads) {
+    const LogitBias bias = args.biases[b];
+    Require(bias.token >= 0 && bias.token < args.vocab);
+    if (bias.token >= begin && bias.token < end) z[bias.token] += bias.value;
+  }
+  __syncthreads();
+  return finite;
 }
 
-__global__ void __launch_bounds__(kRowThreads) SampleKernel(SamplingArgs args) {
-  AwaitInputs();
-  __shared__ Shared shared;
-  float* const z = args.z + blockIdx.x * args.vocab;
-  for (int64_t r = blockIdx.x; r < args.row_count; r += gridDim.x) {
-    const int32_t token = SampleRow(z, args.logits + r * args.vocab, args.rows[r], args, shared);
-    if (threadIdx.x == 0) args.tokens[r] = token;
-    __syncthreads();
+__device__ __noinline__ void Consider(const float4 values, const uint4 inverted, int64_t v, float temperature,
+                                      SearchScratch& shared) {
+  const float x[4] = {values.x, values.y, values.z, values.w};
+  const uint32_t w[4] = {inverted.x, inverted.y, inverted.z, inverted.w};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    if (x[i] == kForbidden) continue;
+    const Bounds bounds = BoundsOf(x[i], temperature, w[i]);
+    if (bounds.upper < ValueOf(*static_cast<volatile uint32_t*>(&shared.floor_key))) continue;
+    atomicMax(&shared.floor_key, KeyOf(bounds.lower));
+    const int at = atomicAdd(&shared.held, 1);
+    if (at < kHeld) shared.candidates[at] = {static_cast<int32_t>(v + i), x[i], bounds.upper};
   }
+}
+
+__device__ __forceinline__ float PowerOfTwo(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// Tiles [first, last) of a row.
+template <bool kInPacks>
+__device__ __forceinline__ void SearchPart(Part& part, const float* logits, float* scratch, float* maxima,
+                                           const SamplingRow& row, int64_t first, int64_t last, const SampleArgs& args,
+                                           SearchScratch& shared) {
+  const int64_t vocab = args.vocab;
+#pragma unroll
+  for (int g = 0; g < kGroups; ++g) {  // the row's parameters are still on their way
+    const int64_t v = first * kTile + g * kGroupStride + static_cast<int>(threadIdx.x) * 4;
+    if (v < vocab) asm volatile("prefetch.global.L2 [%0];" ::"l"(logits + v));
+  }
+  if (threadIdx.x == 0) {
+    shared.floor_key = KeyOf(-FLT_MAX);
+    shared.held = shared.kept = 0;
+  }
+  const float* x = logits;
+  bool finite = true;
+  if (IsAdjusted(row)) {
+    finite = Adjust(scratch, logits, row, first * kTile, min(int64_t{last} * kTile, vocab), args);
+    x = scratch;
+  }
+  const bool filtered = IsFiltered(row, vocab);
+  const float temperature = row.temperature;
+  const float per_unit = fminf(1.44269504f / temperature, 1e30f);  // powers of two of a score
+  const uint64_t seed = Uniform(row.seed);
+  const int64_t position = static_cast<int64_t>(Uniform(static_cast<uint64_t>(row.position)));
+  float largest = kForbidden, no_nan = 0;
+  uint32_t token = ~0u;
+  for (int tile = first; tile < last; ++tile) {
+    const int v = tile * kTile + static_cast<int>(threadIdx.x) * 4;
+    float values[kGroups][4];
+    LoadSlot(values, x, v, vocab, kInPacks, no_nan);
+    float most[kGroups];
+#pragma unroll
+    for (int g = 0; g < kGroups; ++g) {
+      most[g] = fmaxf(fmaxf(values[g][0], values[g][1]), fmaxf(values[g][2], values[g][3]));
+    }
+    const float tile_most = fmaxf(fmaxf(most[0], most[1]), fmaxf(most[2], most[3]));
+    if (tile_most > largest) {
+      largest = tile_most;
+#pragma unroll
+      for (int i = kGroups * 4 - 1; i >= 0; --i) {
+        if (values[i / 4][i % 4] == tile_most) token = static_cast<uint32_t>(v + i / 4 * kGroupStride + i % 4);
+      }
+    }
+    if (temperature == 0) continue;
+    if (filtered) maxima[tile * kTileThreads + threadIdx.x] = tile_most;
+    if (tile == first) {  // a first floor: the best of the threads' largest values
+      __syncthreads();
+      uint32_t key = 0;
+      if (largest != kForbidden) {
+        key = KeyOf(BoundsOf(largest, temperature, ~WordOf(row, token)).lower);
+      }
+      key = __reduce_max_sync(~0u, key);
+      if (threadIdx.x % kWarp == 0) atomicMax(&shared.floor_key, key);
+      __syncthreads();
+    }
+    const float floor = ValueOf(*static_cast<volatile uint32_t*>(&shared.floor_key));
+    if ((tile_most - floor) * per_unit < -33.1f) continue;  // the largest noise is 33.01 powers of two
+    uint4 words[kGroups];
+#pragma unroll
+    for (int g = 0; g < kGroups; ++g) {
+      words[g] = Philox(seed, position, static_cast<uint32_t>(v + g * kGroupStride) / 4);
+    }
+#pragma unroll
+    for (int g = 0; g < kGroups; ++g) {
+      const uint32_t limit = __float2uint_rz(PowerOfTwo((most[g] - floor) * per_unit + 32.0f) * 1.001f + 1.0f);
+      if (~max(max(words[g].x, words[g].y), max(words[g].z, words[g].w)) > limit) continue;
+      Consider(make_float4(values[g][0], values[g][1], values[g][2], values[g][3]),
+               make_uint4(~words[g].x, ~words[g].y, ~words[g].z, ~words[g].w), v + g * kGroupStride, temperature,
+               shared);
+    }
+  }
+  if (x == logits) finite = no_nan == 0;
+  const uint64_t best = WarpReduce(RankOf(largest, token), [](uint64_t a, uint64_t b) { return a > b ? a : b; });
+  if (threadIdx.x % kWarp == 0) shared.best[threadIdx.x / kWarp] = best;
+  finite = __syncthreads_and(finite) != 0;
+  const float floor = ValueOf(shared.floor_key);
+  const int held = min(shared.held, kHeld);
+  if (static_cast<int>(threadIdx.x) < held && shared.candidates[threadIdx.x].bound >= floor) {
+    const int at = atomicAdd(&shared.kept, 1);
+    if (at < kKept) part.candidates[at] = shared.candidates[threadIdx.x];
+  }
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    part.best = shared.best[0];
+    for (int w = 1; w < kTileThreads / kWarp; ++w) part.best = max(part.best, shared.best[w]);
+    part.floor = floor;
+    part.finite = finite;
+    part.count = shared.held > kHeld ? kKept + 1 : shared.kept;
+  }
+  __syncthreads();
+}
+
+template <bool kInPacks>
+__global__ void __launch_bounds__(kTileThreads, kBlocksPerSm) SearchKernel(SampleArgs args) {
+  AwaitInputs();
+  __shared__ SearchScratch shared;
+  const int block = static_cast<int>(blockIdx.x), end = (block + 1) * args.total_tiles / args.blocks;
+  for (int tile = block * args.total_tiles / args.blocks; tile < end;) {
+    const int64_t r = tile / args.tiles;
+    const int first = tile % args.tiles, last = min(args.tiles, first + end - tile);
+    SearchPart<kInPacks>(args.parts[block + r], args.logits + r * args.vocab, args.scratch + r * args.vocab,
+                         args.maxima + r * args.tiles * kTileThreads, args.rows[r], first, last, args, shared);
+    tile += last - first;
+  }
+}
+
+struct Choice {
+  uint64_t best;
+  bool finite;
+  bool decided;
+  int32_t token;
+};
+
+// The row's parts, by one warp. Undecided where a part has too many candidates.
+__device__ Choice MergeParts(int64_t r, const SamplingRow& row, const SampleArgs& args) {
+  const auto block_of = [&](int tile) { return ((tile + 1) * args.blocks - 1) / args.total_tiles; };
+  const int first = block_of(static_cast<int>(r) * args.tiles),
+            last = block_of((static_cast<int>(r) + 1) * args.tiles - 1);
+  const int lane = static_cast<int>(threadIdx.x % kWarp);
+  uint64_t best = 0;
+  float floor = -FLT_MAX;
+  int bad = 0, crowded = 0;
+  for (int b = first + lane; b <= last; b += kWarp) {
+    const Part& part = args.parts[b + r];
+    best = max(best, part.best);
+    floor = fmaxf(floor, part.floor);
+    bad |= part.finite == 0;
+    crowded |= part.count > kKept;
+  }
+  best = WarpReduce(best, [](uint64_t a, uint64_t b) { return a > b ? a : b; });
+  floor = WarpReduce(floor, [](float a, float b) { return fmaxf(a, b); });
+  const float max = ValueOf(static_cast<uint32_t>(best >> 32));
+  Choice choice{best, __any_sync(~0u, bad) == 0, true, -1};
+  if (!choice.finite || max == kForbidden) return choice;
+  if (row.temperature == 0) {
+    choice.token = static_cast<int32_t>(TokenOf(best));
+    return choice;
+  }
+  if (__any_sync(~0u, crowded) != 0) {
+    choice.decided = false;
+    return choice;
+  }
+  double best_score = -INFINITY;
+  int32_t token = INT32_MAX;
+  unsigned rivals = 0;
+  const auto for_rivals = [&](const auto& fn) {
+    for (int b = first + lane; b <= last; b += kWarp) {
+      const Part& part = args.parts[b + r];
+      for (int i = 0; i < part.count; ++i) {
+        if (part.candidates[i].bound >= floor) fn(part.candidates[i]);
+      }
+    }
+  };
+  for_rivals([&](const Candidate& candidate) {
+    ++rivals;
+    token = candidate.token;
+  });
+  if (__reduce_add_sync(~0u, rivals) == 1) {
+    choice.token = static_cast<int32_t>(__reduce_min_sync(~0u, static_cast<uint32_t>(token)));
+    return choice;
+  }
+  token = INT32_MAX;
+  for_rivals([&](const Candidate& candidate) {
+    const double score = (candidate.value - max) / row.temperature + GumbelNoise(WordOf(row, candidate.token));
+    if (score > best_score || (score == best_score && candidate.token < token)) {
+      best_score = score;
+      token = candidate.token;
+    }
+  });
+  const double most = WarpReduce(best_score, [](double a, double b) { return a > b ? a : b; });
+  choice.token = static_cast<int32_t>(
+      __reduce_min_sync(~0u, best_score == most ? static_cast<uint32_t>(token) : static_cast<uint32_t>(INT32_MAX)));
+  return choice;
+}
+
+template <bool kInPacks>
+__global__ void __launch_bounds__(kRowThreads) ChooseKernel(SampleArgs args) {
+  AwaitInputs();
+  __shared__ union {
+    FilterScratch filters;
+    LeaderScratch leaders;
+  } shared;
+  __shared__ Choice choice;
+  const int64_t r = blockIdx.x;
+  const SamplingRow row = args.rows[r];
+  const bool filtered = IsFiltered(row, args.vocab);
+  if (threadIdx.x < kWarp) {
+    const Choice merged = MergeParts(r, row, args);
+    if (threadIdx.x == 0) {
+      choice = merged;
+      if (merged.decided && (merged.token < 0 || !filtered)) args.tokens[r] = merged.token;
+    }
+  }
+  __syncthreads();
+  if (choice.decided && (choice.token < 0 || !filtered)) return;
+  float* const z = args.scratch + r * args.vocab;
+  const TiledRow tiled{IsAdjusted(row) ? z : args.logits + r * args.vocab,
+                       args.maxima + r * args.tiles * kTileThreads,
+                       args.vocab,
+                       kInPacks,
+                       ValueOf(static_cast<uint32_t>(choice.best >> 32)),
+                       row.temperature};
+  int32_t token = kUndecided;
+  if (filtered) token = ChooseFiltered(tiled, row, choice.decided ? choice.token : -1, shared.leaders);
+  if (token == kUndecided) {
+    __syncthreads();
+    FilterRow(z, tiled.x, tiled.max, args.vocab, row, shared.filters);
+    token = NoisyArgmax(z, args.vocab, row, shared.filters);
+  }
+  if (threadIdx.x == 0) args.tokens[r] = token;
 }
 
 // Rows may share a history.
@@ -303,37 +340,53 @@ __global__ void CountTokensKernel(Mat<TokenCount> history, Vec<const SamplingRow
 // --- Launchers
 // -----------------------------------------------------------------------------------------------------------
 
-SamplingArgs ArgsOf(Mat<const float> logits, Vec<const SamplingRow> rows, Vec<const LogitBias> biases,
-                    Mat<const TokenCount> history, float* z, int32_t* tokens) {
-  MILLRACE_CHECK(logits.cols <= kMaxVocab, "sums of a vocabulary's weights fit", logits.cols, kMaxVocab);
-  return {logits.data, logits.rows, logits.cols, rows.data, biases.data, history.data, z, tokens};
+// Of a row's scratch and its slots' maxima.
+int64_t FloatsOf(int64_t vocab) { return vocab + DivideUp(vocab, kTile) * kTileThreads; }
+
+int MaxBlocks(const Stream& stream) { return StateOf(stream).num_sms * kBlocksPerSm; }
+
+void SampleBatch(Vec<int32_t> tokens, Mat<const float> logits, Vec<const SamplingRow> rows, Vec<const LogitBias> biases,
+                 Mat<const TokenCount> history, Stream& stream) {
+  const int tiles = static_cast<int>(DivideUp(logits.cols, kTile)), total = static_cast<int>(logits.rows) * tiles;
+  std::byte* const workspace = stream.workspace();
+  const SampleArgs args{logits.data,
+                        logits.cols,
+                        tiles,
+                        total,
+                        std::min(total, MaxBlocks(stream)),
+                        rows.data,
+                        biases.data,
+                        history.data,
+                        reinterpret_cast<float*>(workspace),
+                        reinterpret_cast<float*>(workspace) + kBatchRows * logits.cols,
+                        reinterpret_cast<Part*>(workspace + kBatchRows * FloatsOf(logits.cols) * sizeof(float)),
+                        tokens.data};
+  const bool in_packs = InPacks(logits.data, logits.cols);
+  Launch(stream, in_packs ? SearchKernel<true> : SearchKernel<false>, Grid(args.blocks), kTileThreads, 0, args);
+  Launch(stream, in_packs ? ChooseKernel<true> : ChooseKernel<false>, Grid(logits.rows), kRowThreads, 0, args);
 }
 
 }  // namespace
 
 size_t SampleWorkspaceBytes(int64_t vocab, const Stream& stream) {
-  return static_cast<size_t>(StateOf(stream).num_sms * vocab) * sizeof(float);
-}
-
-void ProcessLogits(Mat<float> out, Mat<const float> logits, Vec<const SamplingRow> rows, Vec<const LogitBias> biases,
-                   Mat<const TokenCount> history, Stream& stream) {
-  if (logits.rows == 0) return;
-  Launch(stream, ProcessLogitsKernel, Grid(logits.rows), kRowThreads, 0,
-         ArgsOf(logits, rows, biases, history, out.data, nullptr));
+  return static_cast<size_t>(kBatchRows * FloatsOf(vocab)) * sizeof(float) +
+         static_cast<size_t>(MaxBlocks(stream) + kBatchRows) * sizeof(Part);
 }
 
 void Sample(Vec<int32_t> tokens, Mat<const float> logits, Vec<const SamplingRow> rows, Vec<const LogitBias> biases,
             Mat<const TokenCount> history, Stream& stream) {
-  if (logits.rows == 0) return;
-  float* const z = reinterpret_cast<float*>(stream.workspace());
-  const int64_t blocks = std::min<int64_t>(logits.rows, StateOf(stream).num_sms);
-  Launch(stream, SampleKernel, Grid(blocks), kRowThreads, 0, ArgsOf(logits, rows, biases, history, z, tokens.data));
+  MILLRACE_CHECK(logits.cols <= kMaxVocab, "sums of a vocabulary's weights fit", logits.cols, kMaxVocab);
+  for (int64_t r = 0; r < logits.rows; r += kBatchRows) {
+    const int64_t count = std::min(kBatchRows, logits.rows - r);
+    SampleBatch(tokens.Slice(r, count), logits.Rows(r, count), rows.Slice(r, count), biases, history, stream);
+  }
 }
 
 void CountTokens(Mat<TokenCount> history, Vec<const SamplingRow> rows, Vec<const int32_t> tokens, Stream& stream) {
   if (rows.size == 0) return;
-  constexpr int kThreads = 128;
-  Launch(stream, CountTokensKernel, Grid(DivideUp(rows.size, kThreads)), kThreads, 0, history, rows, tokens.data);
+  constexpr int kCountThreads = 128;
+  Launch(stream, CountTokensKernel, Grid(DivideUp(rows.size, kCountThreads)), kCountThreads, 0, history, rows,
+         tokens.data);
 }
 
 }  // namespace millrace::cuda

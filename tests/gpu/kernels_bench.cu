@@ -163,40 +163,87 @@ void Rows(Bench& b) {
   const auto at = [](const DeviceBuffer& buffer, int64_t rows, int64_t cols) {
     return Mat<bf16>{reinterpret_cast<bf16*>(buffer.data()), rows, cols};
   };
-  for (const int64_t rows : {1, 256, 16384}) {
-    const double n = static_cast<double>(rows) * 4096;
-    char name[64];
-    std::snprintf(name, sizeof(name), "AddRmsNorm %d x 4096", static_cast<int>(rows));
-    b.Report(name, b.Time([&](int) {
-      AddRmsNorm<bf16>(at(x, rows, 4096), at(y, rows, 4096), at(z, rows, 4096), {weight.At<float>(0, 4096), 4096},
-                       1e-6f, b.stream);
-    }),
-             8 * n, 0);
-    std::snprintf(name, sizeof(name), "SiluMul %d x 4096", static_cast<int>(rows));
-    b.Report(name, b.Time([&](int) { SiluMul<bf16>(at(x, rows, 4096), at(y, rows, 8192), b.stream); }), 6 * n, 0);
+  for (const int64_t cols : {1024, 4096}) {
+    for (const int64_t rows : {1, 16, 64, 256, 16384}) {
+      const double n = static_cast<double>(rows * cols);
+      const auto report = [&](const char* name, double bytes, const std::function<void(int)>& call) {
+        char line[64];
+        std::snprintf(line, sizeof(line), "%s %d x %d", name, static_cast<int>(rows), static_cast<int>(cols));
+        b.Report(line, b.Time(call), bytes, 0);
+      };
+      const Vec<const float> norm{weight.At<float>(0, cols), cols};
+      report("RmsNorm", 4 * n,
+             [&](int) { RmsNorm<bf16>(at(x, rows, cols), at(y, rows, cols), norm, 1e-6f, b.stream); });
+      report("AddRmsNorm", 8 * n, [&](int) {
+        AddRmsNorm<bf16>(at(x, rows, cols), at(y, rows, cols), at(z, rows, cols), norm, 1e-6f, b.stream);
+      });
+      report("SiluMul", 6 * n, [&](int) { SiluMul<bf16>(at(x, rows, cols), at(y, rows, 2 * cols), b.stream); });
+    }
+  }
+}
+
+// Logits of a normal distribution: of deviation 0.1 all tokens are alike, of 4 a few hundred hold the probability.
+__global__ void LogitsKernel(float* x, int64_t count, float deviation) {
+  for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < count; i += int64_t{gridDim.x} * blockDim.x) {
+    uint64_t h = static_cast<uint64_t>(i) * 0x9e3779b97f4a7c15u;
+    h = (h ^ h >> 31) * 0xd6e8feb86659fd93u;
+    h ^= h >> 32;
+    const float u = (static_cast<float>(h & 0xffffffu) + 0.5f) * 0x1p-24f;
+    x[i] = deviation * sqrtf(-2 * logf(u)) * cospif(static_cast<float>(h >> 40) * 0x1p-23f);
   }
 }
 
 void Sampling(Bench& b) {
   const int64_t vocab = 151936;
-  for (const int64_t rows : {1, 32, 256}) {
-    const DeviceBuffer logits = b.Random(static_cast<size_t>(rows * vocab) * 4);
-    for (const char* kind : {"greedy", "temperature", "top-p 0.9", "top-k 50"}) {
-      std::vector<SamplingRow> host(static_cast<size_t>(rows));
-      for (SamplingRow& row : host) {
-        row.temperature = kind[0] == 'g' ? 0 : 1;
-        row.top_p = kind[4] == 'p' && kind[5] == ' ' ? 0.9f : 1;
-        row.top_k = kind[4] == 'k' ? 50 : 0;
+  struct Kind {
+    const char* name;
+    SamplingRow row;
+  };
+  std::vector<Kind> kinds{{"greedy", {}},    {"temperature 1", {}}, {"top-k 50", {}}, {"top-k 20, top-p 0.95", {}},
+                          {"top-p 0.9", {}}, {"min-p 0.05", {}},    {"penalties", {}}};
+  for (size_t i = 1; i < kinds.size(); ++i) kinds[i].row.temperature = 1;
+  kinds[2].row.top_k = 50;
+  kinds[3].row.top_k = 20;
+  kinds[3].row.top_p = 0.95f;
+  kinds[4].row.top_p = 0.9f;
+  kinds[5].row.min_p = 0.05f;
+  kinds[6].row.presence_penalty = 0.5f;
+  kinds[6].row.history = 0;
+  const DeviceBuffer history(static_cast<size_t>(vocab) * 4, b.stream);
+  for (const float deviation : {0.1f, 4.0f}) {
+    for (const int64_t rows : {1, 32, 256}) {
+      const int64_t copies = 256 / rows;  // beyond the second-level cache
+      const DeviceBuffer logits(static_cast<size_t>(copies * rows * vocab) * 4, b.stream);
+      float* const x = logits.At<float>(0, copies * rows * vocab);
+      LogitsKernel<<<1024, 256, 0, b.queue()>>>(x, copies * rows * vocab, deviation);
+      cuda::CheckCuda(cudaGetLastError(), "logits");
+      const auto at = [&](int i) { return Mat<const float>(x + i % copies * rows * vocab, rows, vocab); };
+      const auto report = [&](const char* name, double seconds) {
+        char line[80];
+        std::snprintf(line, sizeof(line), "%s, deviation %.1f, %d rows", name, deviation, static_cast<int>(rows));
+        b.Report(line, seconds, static_cast<double>(rows * vocab) * 4, 0);
+      };
+      const DeviceBuffer sampling(static_cast<size_t>(rows) * sizeof(SamplingRow), b.stream),
+          tokens(static_cast<size_t>(rows) * 4, b.stream), values(static_cast<size_t>(rows) * 84, b.stream),
+          ids(static_cast<size_t>(rows) * 80, b.stream);
+      const Vec<int32_t> chosen{tokens.At<int32_t>(0, rows), rows};
+      for (const Kind& kind : kinds) {
+        std::vector<SamplingRow> host(static_cast<size_t>(rows), kind.row);
+        for (size_t r = 0; r < host.size(); ++r) host[r].seed = r;
+        b.stream.Copy(sampling.data(), host.data(), host.size() * sizeof(SamplingRow));
+        report(kind.name, b.Time([&](int i) {
+          Sample(chosen, at(i), {sampling.At<SamplingRow>(0, rows), rows}, {},
+                 {history.At<TokenCount>(0, vocab), 1, vocab}, b.stream);
+        }));
       }
-      DeviceBuffer sampling(host.size() * sizeof(SamplingRow), b.stream), tokens(host.size() * 4, b.stream);
-      b.stream.Copy(sampling.data(), host.data(), host.size() * sizeof(SamplingRow));
-      const double seconds = b.Time([&](int) {
-        Sample({tokens.At<int32_t>(0, rows), rows}, {logits.At<float>(0, rows * vocab), rows, vocab},
-               {sampling.At<SamplingRow>(0, rows), rows}, {}, {}, b.stream);
-      });
-      char name[64];
-      std::snprintf(name, sizeof(name), "Sample %s, %d x %d", kind, static_cast<int>(rows), static_cast<int>(vocab));
-      b.Report(name, seconds, static_cast<double>(rows * vocab) * 4, 0);
+      for (const int64_t top : {0, 5, 20}) {
+        char name[32];
+        std::snprintf(name, sizeof(name), "LogProbs, top %d", static_cast<int>(top));
+        report(name, b.Time([&](int i) {
+          LogProbs({values.At<float>(0, rows), rows}, {values.At<float>(static_cast<size_t>(rows) * 4, rows * top), rows, top},
+                   {ids.At<int32_t>(0, rows * top), rows, top}, at(i), chosen, b.stream);
+        }));
+      }
     }
   }
 }
