@@ -1,14 +1,30 @@
-// What the two kernels of PagedAttention agree on: the context's chunks and how their results combine.
+// What the kernels of PagedAttention agree on, so that a row's bits do not depend on which of them computed it:
+//   The context is cut into chunks of 128 tokens by absolute position. Of a chunk, q . k is one chain of tensor-core
+//   steps of 16 dims; exponentials are relative to the chunk's largest score; their sum is taken by four threads
+//   (tokens 2 t, 2 t + 1 of each eight), each block of 32 apart, blocks added in order, then threads t and t ^ 1, then
+//   t ^ 2; p . v is one chain of steps of 16 tokens, begun at zero. Chunks are combined in order.
+// Steps whose tokens a row does not see add exact zeros, so it does not matter whether a kernel skips them.
 #pragma once
 
+#include "kernels/cuda/attention_cache.cuh"
 #include "kernels/cuda/device.cuh"
 
 namespace millrace::cuda {
 
-constexpr int kChunkTokens = 128;  // of the context, from its start
-constexpr int kTileQueries = 16;   // rows of one sequence times query heads of one kv head
-constexpr int kMaxSplitRows = 16;  // sequences with more rows have tiles enough to keep the GPU busy
+constexpr int kChunkTokens = 128;
+constexpr int kChunkBlocks = kChunkTokens / kBlockTokens;
+constexpr int kTileQueries = 16;  // at most, of a tile of the kernels for few queries
 constexpr int kMaxSequences = 4096;
+
+// Where two blocks meet within a tile: what CombineCutsKernel has to do.
+struct Cut {
+  int sequence;
+  int kv_head;
+  int tile;
+  int prefix;  // chunks that came combined; 0: nothing to do
+  int chunks;
+  int slot;  // of chunk 0
+};
 
 struct AttentionArgs {
   const bf16* qkv;
@@ -16,20 +32,71 @@ struct AttentionArgs {
   KvLayer<bf16> kv;
   AttentionBatch batch;
   int heads;
-  int group;                // query heads of a kv head
-  float scale;              // times log2 e: exponentials are powers of two
-  int64_t max_partials;     // (chunk, row) pairs whose results fit in the workspace
-  int32_t* first_partial;   // [S] the sequence's first, or -1 where one warp walks all its chunks
-  float* partial_out;       // [max_partials, H, D] sum of p * v
-  float2* partial_max_sum;  // [max_partials, H]
+  int group;            // query heads of a kv head
+  float scale;          // times log2 e: exponentials are powers of two
+  int tile_queries;     // at most kTileQueries
+  int many_queries;     // sequences with as many (rows times group) are the other kernel's
+  int num_slots;        // for the results of chunks of tiles that several blocks share
+  float* slot_out;      // [slots, tile_queries, D] sum of p * v
+  float2* slot_states;  // [slots, tile_queries] MaxSum
+  Cut* cuts;            // [grid]
 
   __device__ int Sequences() const { return static_cast<int>(batch.context_len.size); }
   __device__ int FirstRow(int s) const { return batch.query_start.data[s]; }
   __device__ int Context(int s) const { return batch.context_len.data[s]; }
   __device__ int Rows(int s) const { return FirstRow(s + 1) - FirstRow(s); }
-  __device__ int Chunks(int s) const { return static_cast<int>(DivideUp(Context(s), kChunkTokens)); }
-  __device__ int Tiles(int s) const { return static_cast<int>(DivideUp(Rows(s) * group, kTileQueries)); }
+  // Row `row` of q head `head` of all.
+  __device__ const bf16* Query(int64_t row, int head) const {
+    return qkv + (row * (heads + 2 * kv.num_kv_heads) + head) * kv.head_dim;
+  }
+  // The first element of a kv head in block `index` of a sequence.
+  __device__ int64_t Block(int sequence, int kv_head, int index) const {
+    const int64_t id = batch.block_table.data[sequence * batch.block_table.cols + index];
+    Require(id >= 0 && id < kv.num_blocks);
+    return (id * kv.num_kv_heads + kv_head) * (kBlockTokens * kv.head_dim);
+  }
 };
+
+// Some queries of one sequence and kv head: query i is row i / group, head i % group of the group.
+struct Tile {
+  int sequence;
+  int kv_head;
+  int first_query;
+  int queries;
+  int first_row;  // of the sequence, among all rows
+  int unseen;     // row r of the sequence sees r + unseen tokens
+  int limit;      // tokens that any of the tile's rows sees
+
+  Tile() = default;
+  __device__ Tile(const AttentionArgs& args, int s, int head, int first, int most) : sequence(s), kv_head(head) {
+    first_row = args.FirstRow(s);
+    const int rows = args.FirstRow(s + 1) - first_row;
+    first_query = first;
+    queries = min(most, rows * args.group - first);
+    unseen = args.Context(s) - rows + 1;
+    limit = (first + queries - 1) / args.group + unseen;
+  }
+  __device__ int Chunks() const { return (limit + kChunkTokens - 1) / kChunkTokens; }
+  // Tokens that query i of the tile sees; 0 beyond its queries.
+  __device__ int Visible(const AttentionArgs& args, int i) const {
+    return i < queries ? (first_query + i) / args.group + unseen : 0;
+  }
+  __device__ const bf16* Query(const AttentionArgs& args, int i) const {
+    const int query = first_query + i;
+    return args.Query(first_row + query / args.group, kv_head * args.group + query % args.group);
+  }
+  __device__ bf16* Out(const AttentionArgs& args, int i) const {
+    const int query = first_query + i, head = kv_head * args.group + query % args.group;
+    return args.out + (int64_t{first_row + query / args.group} * args.heads + head) * args.kv.head_dim;
+  }
+};
+
+// 2^x; results below the smallest normal number are 0.
+__device__ __forceinline__ float PowerOfTwo(float x) {
+  float r;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
+  return r;
+}
 
 // The largest score of some tokens and the sum of their exponentials relative to it.
 struct MaxSum {
@@ -41,12 +108,23 @@ struct MaxSum {
 __device__ __forceinline__ MaxSum Combine(MaxSum a, MaxSum b, float& keep_a, float& keep_b) {
   const float max = fmaxf(a.max, b.max);
   const float base = max == -INFINITY ? 0.0f : max;
-  keep_a = exp2f(a.max - base);
-  keep_b = exp2f(b.max - base);
+  keep_a = PowerOfTwo(a.max - base);
+  keep_b = PowerOfTwo(b.max - base);
   return {max, __fmaf_rn(b.sum, keep_b, __fmul_rn(a.sum, keep_a))};
 }
 __device__ __forceinline__ float CombineOut(float a, float keep_a, float b, float keep_b) {
   return __fmaf_rn(b, keep_b, __fmul_rn(a, keep_a));
 }
+
+// A score becomes an exponential; `base` is the largest, scaled.
+__device__ __forceinline__ float Soften(float score, float scale, float base) {
+  return PowerOfTwo(__fmaf_rn(score, scale, -base));
+}
+__device__ __forceinline__ float Base(float scaled_max) { return scaled_max == -INFINITY ? 0.0f : scaled_max; }
+
+// The kernels' launchers. Few queries: any sequence with less than args.many_queries; many: the others, heads of 64 or
+// 128. Both write every row of theirs.
+void AttendFewQueries(const AttentionArgs& args, Stream& stream);
+void AttendManyQueries(const AttentionArgs& args, int64_t rows, Stream& stream);
 
 }  // namespace millrace::cuda

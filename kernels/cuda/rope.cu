@@ -1,8 +1,11 @@
 // q and k heads: x = x / sqrt(mean(x^2) + eps) * norm, then (a, b) = (x[i], x[i + D/2]) becomes (a cos - b sin, b cos +
-// a sin). k and v go to the cache: k [block][kv head][token][dim], v [block][kv head][dim][token], so that attention
-// reads both straight into the tensor core's registers. One block per row, one warp per head at a time; lane l takes
-// the pairs l, l + 32, …. Bound: bytes, 4 per element of q, 2 per element of k and v read and 2 written. Not measured.
+// a sin). k and v go to the cache (attention_cache.cuh). A group of lanes takes one q head or one kv head of a row, k
+// and v together, so that a token whose v is not finite can be told in k: v's such values are stored as zeros and k as
+// NaN, which makes the token's weight NaN for the rows that see it and leaves the others alone. Lane l of a group has
+// the pairs 4 l .. 4 l + 3. Bound: bytes, 4 per element of q, 2 per element of k and v read and 2 written. Not
+// measured.
 #include "kernels/check.h"
+#include "kernels/cuda/attention_cache.cuh"
 #include "kernels/cuda/device.cuh"
 #include "kernels/cuda/ops.h"
 
@@ -12,8 +15,7 @@ namespace {
 // --- Kernels
 // -------------------------------------------------------------------------------------------------------------
 
-constexpr int kThreads = 256;
-constexpr int kMaxPairs = 4;  // of a lane: head dims up to 256
+constexpr int kPairs = 4;  // of a lane
 
 struct RopeArgs {
   bf16* qkv;
@@ -24,82 +26,161 @@ struct RopeArgs {
   RopeTable rope;
   const int32_t* positions;
   const int32_t* slots;
+  int64_t units;  // rows times (q heads + kv heads)
   int heads;
 };
 
-// Pair p of this lane is (lane + 32 p, lane + 32 p + half).
-__device__ void LoadPairs(const bf16* head, int half, float (&a)[kMaxPairs], float (&b)[kMaxPairs]) {
-#pragma unroll
-  for (int p = 0; p < kMaxPairs; ++p) {
-    const int i = static_cast<int>(threadIdx.x) % kWarp + kWarp * p;
-    a[p] = i < half ? ToFloat(head[i]) : 0.0f;
-    b[p] = i < half ? ToFloat(head[i + half]) : 0.0f;
-  }
+// Four consecutive values of a row of halves, 8 bytes.
+__device__ __forceinline__ void LoadFour(const bf16* p, float (&v)[kPairs]) {
+  const uint2 q = *reinterpret_cast<const uint2*>(p);
+  v[0] = LowFloat(q.x);
+  v[1] = HighFloat(q.x);
+  v[2] = LowFloat(q.y);
+  v[3] = HighFloat(q.y);
+}
+__device__ __forceinline__ void StoreFour(bf16* p, const float (&v)[kPairs]) {
+  *reinterpret_cast<uint2*>(p) = make_uint2(PackPair(v[0], v[1]), PackPair(v[2], v[3]));
+}
+__device__ __forceinline__ void LoadFour(const float* p, float (&v)[kPairs]) {
+  const float4 q = __ldg(reinterpret_cast<const float4*>(p));
+  v[0] = q.x;
+  v[1] = q.y;
+  v[2] = q.z;
+  v[3] = q.w;
 }
 
-__device__ void Normalise(float (&a)[kMaxPairs], float (&b)[kMaxPairs], const float* norm, int half, float eps) {
+// Over the lanes of a group.
+template <int kLanes, class T, class Fn>
+__device__ __forceinline__ T GroupReduce(T x, const Fn& fn) {
+#pragma unroll
+  for (int distance = kLanes / 2; distance > 0; distance /= 2) x = fn(x, __shfl_xor_sync(~0u, x, distance));
+  return x;
+}
+
+template <int kLanes>
+__device__ __forceinline__ void Normalise(float (&a)[kPairs], float (&b)[kPairs], const float (&norm_a)[kPairs],
+                                          const float (&norm_b)[kPairs], int dim, float eps) {
   float sum = 0;
 #pragma unroll
-  for (int p = 0; p < kMaxPairs; ++p) sum = __fmaf_rn(b[p], b[p], __fmaf_rn(a[p], a[p], sum));
-  sum = WarpReduce(sum, [](float x, float y) { return x + y; });
-  const float scale = 1.0f / sqrtf(sum / static_cast<float>(2 * half) + eps);
+  for (int p = 0; p < kPairs; ++p) sum = __fmaf_rn(b[p], b[p], __fmaf_rn(a[p], a[p], sum));
+  sum = GroupReduce<kLanes>(sum, [](float x, float y) { return x + y; });
+  const float scale = 1.0f / sqrtf(sum / static_cast<float>(dim) + eps);
 #pragma unroll
-  for (int p = 0; p < kMaxPairs; ++p) {
-    const int i = static_cast<int>(threadIdx.x) % kWarp + kWarp * p;
-    if (i >= half) continue;
-    a[p] = ToFloat(Round(a[p] * scale * norm[i]));
-    b[p] = ToFloat(Round(b[p] * scale * norm[i + half]));
+  for (int p = 0; p < kPairs; ++p) {
+    a[p] = ToFloat(Round(a[p] * scale * norm_a[p]));
+    b[p] = ToFloat(Round(b[p] * scale * norm_b[p]));
   }
 }
 
-__device__ __forceinline__ void Rotate(float& a, float& b, float cos, float sin) {
-  const float x = a;
-  a = __fsub_rn(__fmul_rn(x, cos), __fmul_rn(b, sin));
-  b = __fadd_rn(__fmul_rn(b, cos), __fmul_rn(x, sin));
+__device__ __forceinline__ void Rotate(float (&a)[kPairs], float (&b)[kPairs], const float (&cos)[kPairs],
+                                       const float (&sin)[kPairs]) {
+#pragma unroll
+  for (int p = 0; p < kPairs; ++p) {
+    const float x = a[p];
+    a[p] = __fsub_rn(__fmul_rn(x, cos[p]), __fmul_rn(b[p], sin[p]));
+    b[p] = __fadd_rn(__fmul_rn(b[p], cos[p]), __fmul_rn(x, sin[p]));
+  }
 }
 
-__global__ void __launch_bounds__(kThreads) RopeAppendKernel(RopeArgs args) {
+// Zeros in place of what is not finite; whether anything was not.
+__device__ __forceinline__ bool MakeFinite(float (&v)[kPairs]) {
+  bool found = false;
+#pragma unroll
+  for (int p = 0; p < kPairs; ++p) {
+    const bool finite = fabsf(v[p]) < INFINITY;
+    found |= !finite;
+    if (!finite) v[p] = 0;
+  }
+  return found;
+}
+
+// A group of kLanes lanes per unit; lanes beyond the head's half have nothing.
+template <int kLanes>
+__global__ void __launch_bounds__(256) RopeAppendKernel(RopeArgs args) {
   AwaitInputs();
   const int dim = args.kv.head_dim, half = dim / 2, kv_heads = args.kv.num_kv_heads;
-  const int64_t t = blockIdx.x;
+  const int per_row = args.heads + kv_heads;
+  const int64_t unit = (int64_t{blockIdx.x} * blockDim.x + threadIdx.x) / kLanes;
+  const int64_t t = min(unit, args.units - 1) / per_row;
+  const int head = static_cast<int>(min(unit, args.units - 1) - t * per_row),
+            i = static_cast<int>(threadIdx.x) % kLanes * kPairs;
+  const bool is_q = head < args.heads, present = unit < args.units && i < half;
   const int64_t position = args.positions[t], slot = args.slots[t];
-  Require(position >= 0 && position < args.rope.cos.rows && slot < args.kv.num_blocks * kBlockTokens);
-  const float* cos = args.rope.cos.data + position * half;
-  const float* sin = args.rope.sin.data + position * half;
-  bf16* const row = args.qkv + t * (args.heads + 2 * kv_heads) * dim;
-  const int lane = static_cast<int>(threadIdx.x) % kWarp;
-  for (int h = static_cast<int>(threadIdx.x) / kWarp; h < args.heads + 2 * kv_heads; h += kThreads / kWarp) {
-    const bool is_q = h < args.heads, is_v = h >= args.heads + kv_heads;
-    if (!is_q && slot < 0) continue;
-    float a[kMaxPairs], b[kMaxPairs];
-    LoadPairs(row + int64_t{h} * dim, half, a, b);
-    const float* norm = is_q ? args.q_norm : args.k_norm;
-    if (!is_v && norm != nullptr) Normalise(a, b, norm, half, args.eps);
-    const int64_t head = is_q ? 0 : slot / kBlockTokens * kv_heads + (h - args.heads) % kv_heads;
-    bf16* to = is_q   ? row + int64_t{h} * dim
-               : is_v ? args.kv.v + head * kBlockTokens * dim + slot % kBlockTokens
-                      : args.kv.k + (head * kBlockTokens + slot % kBlockTokens) * dim;
-    const int64_t stride = is_v ? kBlockTokens : 1;
-#pragma unroll
-    for (int p = 0; p < kMaxPairs; ++p) {
-      const int i = lane + kWarp * p;
-      if (i >= half) continue;
-      if (!is_v) Rotate(a[p], b[p], cos[i], sin[i]);
-      to[i * stride] = Round(a[p]);
-      to[(i + half) * stride] = Round(b[p]);
+  bf16* const x = args.qkv + (t * (per_row + kv_heads) + head) * dim;
+  float a[kPairs] = {}, b[kPairs] = {}, value_a[kPairs] = {}, value_b[kPairs] = {}, norm_a[kPairs] = {},
+        norm_b[kPairs] = {};
+  const float* const norm = is_q ? args.q_norm : args.k_norm;
+  if (present) {
+    LoadFour(x + i, a);
+    LoadFour(x + i + half, b);
+    if (!is_q) {
+      LoadFour(x + kv_heads * dim + i, value_a);
+      LoadFour(x + kv_heads * dim + i + half, value_b);
+    }
+    if (norm != nullptr) {
+      LoadFour(norm + i, norm_a);
+      LoadFour(norm + i + half, norm_b);
     }
   }
+  Require(position >= 0 && position < args.rope.cos.rows && slot < args.kv.num_blocks * kBlockTokens);
+  float cos[kPairs] = {}, sin[kPairs] = {};
+  if (present) {
+    LoadFour(args.rope.cos.data + position * half + i, cos);
+    LoadFour(args.rope.sin.data + position * half + i, sin);
+  }
+  // A group's lanes agree on `norm`, a warp's do not.
+  float normal_a[kPairs], normal_b[kPairs];
+#pragma unroll
+  for (int p = 0; p < kPairs; ++p) {
+    normal_a[p] = a[p];
+    normal_b[p] = b[p];
+  }
+  Normalise<kLanes>(normal_a, normal_b, norm_a, norm_b, dim, args.eps);
+  if (norm != nullptr) {
+#pragma unroll
+    for (int p = 0; p < kPairs; ++p) {
+      a[p] = normal_a[p];
+      b[p] = normal_b[p];
+    }
+  }
+  Rotate(a, b, cos, sin);
+  const bool own = MakeFinite(value_a) | MakeFinite(value_b);
+  const bool poison = GroupReduce<kLanes>(own ? 1 : 0, [](int p, int q) { return p | q; }) != 0;
+  if (!present) return;
+  if (is_q) {
+    StoreFour(x + i, a);
+    StoreFour(x + i + half, b);
+    return;
+  }
+  if (slot < 0) return;
+  if (poison) {
+#pragma unroll
+    for (int p = 0; p < kPairs; ++p) a[p] = b[p] = NAN;
+  }
+  const int token = static_cast<int>(slot % kBlockTokens);
+  const int64_t block = (slot / kBlockTokens * kv_heads + head - args.heads) * (kBlockTokens * dim);
+  StoreFour(args.kv.k + block + CacheOffset(dim, token, i), a);
+  StoreFour(args.kv.k + block + CacheOffset(dim, token, i + half), b);
+  StoreFour(args.kv.v + block + CacheOffset(dim, token, i), value_a);
+  StoreFour(args.kv.v + block + CacheOffset(dim, token, i + half), value_b);
 }
-
-}  // namespace
 
 // --- Launchers
 // -----------------------------------------------------------------------------------------------------------
 
+template <int kLanes>
+void LaunchRope(const RopeArgs& args, Stream& stream) {
+  // Few rows are spread over the processors.
+  const int threads = args.units * kLanes <= 128 * 132 ? 64 : 256;
+  Launch(stream, RopeAppendKernel<kLanes>, Grid(DivideUp(args.units * kLanes, threads)), threads, 0, args);
+}
+
+}  // namespace
+
 void RopeAppend(Mat<bf16> qkv, KvLayer<bf16> kv, Vec<const float> q_norm, Vec<const float> k_norm, float eps,
                 RopeTable rope, Vec<const int32_t> positions, Vec<const int32_t> slots, Stream& stream) {
   if (qkv.rows == 0) return;
-  MILLRACE_CHECK(kv.head_dim <= 2 * kMaxPairs * kWarp, "a warp holds a head", kv.head_dim);
+  MILLRACE_CHECK(kv.head_dim % (2 * kPairs) == 0 && kv.head_dim <= 128, "lanes hold a head in fours", kv.head_dim);
   const int heads = static_cast<int>(qkv.cols / kv.head_dim) - 2 * kv.num_kv_heads;
   const RopeArgs args{qkv.data,
                       kv,
@@ -109,8 +190,13 @@ void RopeAppend(Mat<bf16> qkv, KvLayer<bf16> kv, Vec<const float> q_norm, Vec<co
                       rope,
                       positions.data,
                       slots.data,
+                      qkv.rows * (heads + kv.num_kv_heads),
                       heads};
-  Launch(stream, RopeAppendKernel, Grid(qkv.rows), kThreads, 0, args);
+  const int lanes = kv.head_dim / (2 * kPairs);
+  if (lanes <= 2) return LaunchRope<2>(args, stream);
+  if (lanes <= 4) return LaunchRope<4>(args, stream);
+  if (lanes <= 8) return LaunchRope<8>(args, stream);
+  LaunchRope<16>(args, stream);
 }
 
 }  // namespace millrace::cuda

@@ -12,9 +12,19 @@ struct Sequences {
   int heads, kv_heads, dim;
   std::vector<int> contexts;
   bool with_norms = true;
+  int nan_from = 1 << 30;      // tokens from here on are NaN …
+  bool nan_in_v_only = false;  // … or their v alone
 
   int64_t width() const { return (heads + 2 * kv_heads) * dim; }
-  Array<bf16> Qkv(size_t s) const { return Array<bf16>::Random(contexts[s], width(), 100 + static_cast<uint32_t>(s)); }
+  Array<bf16> Qkv(size_t s) const {
+    Array<bf16> qkv = Array<bf16>::Random(contexts[s], width(), 100 + static_cast<uint32_t>(s));
+    for (int64_t t = nan_from; t < contexts[s]; ++t) {
+      const int64_t first = nan_in_v_only ? int64_t{heads + kv_heads} * dim : 0;
+      std::memset(static_cast<void*>(qkv.mat().row(t) + first), 0xff,
+                  static_cast<size_t>(width() - first) * sizeof(bf16));
+    }
+    return qkv;
+  }
 };
 
 struct Step {
@@ -90,6 +100,7 @@ std::vector<Array<bf16>> Compute(const Sequences& q, const std::vector<Step>& st
                      stream);
     const AttentionBatch batch{gstart.vec(), gcontext.vec(), gtable.mat()};
     PagedAttention<bf16>(gout.mat(), gqkv.mat(), kv, batch, 1 / std::sqrt(static_cast<float>(q.dim)), stream);
+    stream.Synchronize();  // copies are another stream's
     const Array<bf16> result = gout.Host();
     for (size_t i = 0, row = 0; i < step.sequence.size(); ++i) {
       for (int t = step.first[i]; t < step.end[i]; ++t, ++row) {
@@ -165,6 +176,74 @@ TEST(GpuAttention, GivesARowTheSameBitsInAnyBatchAndChunking) {
     for (const int step : {1, 40}) {
       const auto alone = Compute<OnGpu>(q, OneByOne(q, 0, step), GpuStream());
       EXPECT_TRUE(SameBits(whole[0].values, alone[0].values)) << "alone, " << step;
+    }
+  }
+}
+
+// Each token by decode, by one prefill, and by prefills that end on every side of a block's and a chunk's end; groups
+// of one, of more queries than a tile has, and of a number that divides nothing.
+TEST(GpuAttention, GivesARowTheSameBitsAroundTheEndsOfBlocksAndChunks) {
+  MILLRACE_NEEDS_GPU();
+  const std::vector<int> contexts{1, 31, 32, 33, 127, 128, 129, 159, 160, 161, 255, 256, 257};
+  for (const Sequences& q :
+       {Sequences{4, 4, 128, contexts}, Sequences{14, 2, 64, contexts}, Sequences{6, 6, 64, contexts},
+        Sequences{18, 1, 128, contexts}, Sequences{4, 2, 96, contexts}}) {
+    SCOPED_TRACE(testing::Message() << q.heads << " heads, " << q.kv_heads << " kv heads of " << q.dim);
+    const auto whole = Compute<OnGpu>(q, Together(q, 1000), GpuStream());
+    for (const int step : {1, 31, 127, 128, 129}) {
+      const auto parts = Compute<OnGpu>(q, Together(q, step), GpuStream());
+      for (size_t s = 0; s < whole.size(); ++s)
+        EXPECT_TRUE(SameBits(whole[s].values, parts[s].values)) << step << ", " << q.contexts[s];
+    }
+  }
+}
+
+// A long context's chunks are spread over blocks by decode, alone and among others, and walked by one in a prefill;
+// with the least workspace they are not spread.
+TEST(GpuAttention, GivesARowOfALongContextTheSameBits) {
+  MILLRACE_NEEDS_GPU();
+  for (const Sequences& q :
+       {Sequences{4, 2, 128, {2301, 40, 1025, 1500}}, Sequences{7, 1, 64, {2301, 40, 1025, 1500}}}) {
+    const auto whole = Compute<OnGpu>(q, Together(q, 3000), GpuStream());
+    Stream small = Stream::OpenCuda(0);
+    small.ReserveWorkspace(PagedAttentionWorkspaceBytes(0, q.heads, q.kv_heads, q.dim, small));
+    for (const int step : {1020, 2295}) {
+      for (size_t s = 0; s < whole.size(); ++s) {
+        const auto alone = Compute<OnGpu>(q, OneByOne(q, s, std::min(step, q.contexts[s] - 1)), GpuStream());
+        EXPECT_TRUE(SameBits(whole[s].values, alone[s].values)) << "alone, " << step << ", " << s;
+      }
+      const auto together = Compute<OnGpu>(q, Together(q, step), GpuStream());
+      const auto limited = Compute<OnGpu>(q, Together(q, step), small);
+      for (size_t s = 0; s < whole.size(); ++s) {
+        EXPECT_TRUE(SameBits(whole[s].values, together[s].values)) << step << ", " << s;
+        EXPECT_TRUE(SameBits(whole[s].values, limited[s].values)) << "least workspace, " << step << ", " << s;
+      }
+    }
+  }
+}
+
+// A token that is NaN reaches the rows that see it, and no other, in one step and in many.
+TEST(GpuAttention, KeepsWhatIsNotFiniteFromRowsThatDoNotSeeIt) {
+  MILLRACE_NEEDS_GPU();
+  for (Sequences q :
+       {Sequences{16, 8, 128, {300, 170}}, Sequences{14, 2, 64, {300, 170}}, Sequences{3, 1, 48, {200, 170}}}) {
+    const auto clean = Compute<OnGpu>(q, Together(q, 1000), GpuStream());
+    for (const bool in_v_only : {false, true}) {
+      q.nan_from = 165;
+      q.nan_in_v_only = in_v_only;
+      for (const int step : {1000, 7}) {
+        const auto soiled = Compute<OnGpu>(q, Together(q, step), GpuStream());
+        for (size_t s = 0; s < clean.size(); ++s) {
+          const auto seen = clean[s].values.begin() + q.nan_from * clean[s].cols;
+          EXPECT_TRUE(SameBits(
+              std::vector<bf16>(clean[s].values.begin(), seen),
+              std::vector<bf16>(soiled[s].values.begin(), soiled[s].values.begin() + q.nan_from * soiled[s].cols)))
+              << step << ", " << s;
+          for (int64_t i = q.nan_from * soiled[s].cols; i < soiled[s].rows * soiled[s].cols; ++i) {
+            ASSERT_TRUE(std::isnan(static_cast<float>(soiled[s].values[static_cast<size_t>(i)]))) << step << ", " << i;
+          }
+        }
+      }
     }
   }
 }

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstdio>
 #include <functional>
+#include <numeric>
+#include <random>
 #include <vector>
 
 #include "kernels/cuda/state.h"
@@ -67,7 +69,7 @@ struct Bench {
     return times[times.size() / 2] * 1e-3 / kCalls;
   }
   void Report(const char* name, double seconds, double bytes, double flops) {
-    std::printf("%-44s %9.2f us", name, seconds * 1e6);
+    std::printf("%-52s %9.2f us", name, seconds * 1e6);
     if (bytes > 0)
       std::printf("  %8.1f GB/s = %5.1f %% of the copy", bytes / seconds * 1e-9, 100 * bytes / seconds / copy_rate);
     if (flops > 0)
@@ -121,8 +123,19 @@ void Linears(Bench& b) {
   }
 }
 
-void Attention(Bench& b, int heads, int kv_heads, int dim, int sequences, int context, int rows) {
-  const int blocks_each = (context + kBlockTokens - 1) / kBlockTokens, blocks = blocks_each * sequences;
+// Contexts are uniform in [least, most]; each sequence has `rows` rows.
+void Attention(Bench& b, int heads, int kv_heads, int dim, int sequences, int least, int most, int rows) {
+  std::mt19937 random(1);
+  std::vector<int32_t> start{0}, contexts;
+  int64_t tokens = 0;
+  double pairs = 0;
+  for (int s = 0; s < sequences; ++s) {
+    contexts.push_back(std::uniform_int_distribution<int32_t>(least, most)(random));
+    start.push_back(start.back() + rows);
+    tokens += contexts.back();
+    pairs += rows * (contexts.back() - (rows - 1) / 2.0);
+  }
+  const int columns = (most + kBlockTokens - 1) / kBlockTokens, blocks = columns * sequences;
   const size_t layer = static_cast<size_t>(blocks) * kBlockTokens * static_cast<size_t>(kv_heads * dim) * 2;
   const int layers = static_cast<int>(std::clamp<size_t>((size_t{1} << 29) / layer, 1, 40));
   const DeviceBuffer k = b.Random(layer * static_cast<size_t>(layers)),
@@ -130,9 +143,9 @@ void Attention(Bench& b, int heads, int kv_heads, int dim, int sequences, int co
   const int64_t t = int64_t{sequences} * rows;
   const DeviceBuffer qkv = b.Random(static_cast<size_t>(t * (heads + 2 * kv_heads) * dim) * 2),
                      out = b.Random(static_cast<size_t>(t * heads * dim) * 2);
-  std::vector<int32_t> start, contexts(static_cast<size_t>(sequences), context), table;
-  for (int s = 0; s <= sequences; ++s) start.push_back(s * rows);
-  for (int i = 0; i < blocks; ++i) table.push_back(static_cast<int32_t>(int64_t{i} * 7919 % blocks));
+  std::vector<int32_t> table(static_cast<size_t>(blocks));
+  std::iota(table.begin(), table.end(), 0);
+  std::shuffle(table.begin(), table.end(), random);
   const auto upload = [&](const std::vector<int32_t>& host) {
     DeviceBuffer buffer(host.size() * 4, b.stream);
     b.stream.Copy(buffer.data(), host.data(), host.size() * 4);
@@ -141,7 +154,7 @@ void Attention(Bench& b, int heads, int kv_heads, int dim, int sequences, int co
   const DeviceBuffer gstart = upload(start), gcontexts = upload(contexts), gtable = upload(table);
   const AttentionBatch batch{{gstart.At<int32_t>(0, sequences + 1), sequences + 1},
                              {gcontexts.At<int32_t>(0, sequences), sequences},
-                             {gtable.At<int32_t>(0, blocks), sequences, blocks_each}};
+                             {gtable.At<int32_t>(0, blocks), sequences, columns}};
   const double seconds = b.Time([&](int i) {
     const size_t at = static_cast<size_t>(i % layers) * layer;
     const KvLayer<bf16> kv{reinterpret_cast<bf16*>(k.data() + at), reinterpret_cast<bf16*>(v.data() + at), blocks,
@@ -151,10 +164,37 @@ void Attention(Bench& b, int heads, int kv_heads, int dim, int sequences, int co
                          b.stream);
   });
   char name[80];
-  std::snprintf(name, sizeof(name), "Attention %d/%d x %d, S = %d, ctx %d, rows %d", heads, kv_heads, dim, sequences,
-                context, rows);
-  const double pairs = static_cast<double>(t) * (context - (rows - 1) / 2.0);
-  b.Report(name, seconds, rows == 1 ? 2.0 * static_cast<double>(layer) : 0, rows > 1 ? 4.0 * pairs * heads * dim : 0);
+  std::snprintf(name, sizeof(name), "Attention %d/%d x %d, S = %d, ctx %d..%d, rows %d", heads, kv_heads, dim,
+                sequences, least, most, rows);
+  b.Report(name, seconds, rows <= 8 ? 4.0 * static_cast<double>(tokens * kv_heads * dim) : 0,
+           rows > 8 ? 4.0 * pairs * heads * dim : 0);
+}
+
+void Rope(Bench& b, int heads, int kv_heads, int dim) {
+  const int64_t pool_blocks = 4096, pool = pool_blocks * kBlockTokens * kv_heads * dim * 2, positions = 4096;
+  const DeviceBuffer k = b.Random(static_cast<size_t>(pool)), v = b.Random(static_cast<size_t>(pool)),
+                     qkv = b.Random(size_t{1} << 29), table = b.Random(static_cast<size_t>(positions * dim * 4));
+  const KvLayer<bf16> kv{reinterpret_cast<bf16*>(k.data()), reinterpret_cast<bf16*>(v.data()), pool_blocks, kv_heads,
+                         dim};
+  const Vec<const float> norm(table.At<float>(0, dim), dim);
+  const Mat<const float> cos(table.At<float>(0, positions * dim / 2), positions, dim / 2);
+  for (const int64_t rows : {1, 16, 64, 256, 2048}) {
+    std::vector<int32_t> host;
+    for (int64_t i = 0; i < rows; ++i) host.push_back(static_cast<int32_t>(rows > 256 ? i : i * 367));
+    DeviceBuffer slots(host.size() * 4, b.stream), at(host.size() * 4, b.stream);
+    b.stream.Copy(slots.data(), host.data(), host.size() * 4);
+    for (int32_t& position : host) position %= static_cast<int32_t>(positions);
+    b.stream.Copy(at.data(), host.data(), host.size() * 4);
+    const int64_t cols = (heads + 2 * kv_heads) * dim, copies = (int64_t{1} << 29) / (rows * cols * 2);
+    const double seconds = b.Time([&](int i) {
+      RopeAppend<bf16>({reinterpret_cast<bf16*>(qkv.data()) + i % copies * rows * cols, rows, cols}, kv, norm, norm,
+                       1e-6f, {cos, cos}, {at.At<int32_t>(0, rows), rows}, {slots.At<int32_t>(0, rows), rows},
+                       b.stream);
+    });
+    char name[64];
+    std::snprintf(name, sizeof(name), "RopeAppend %d/%d x %d, %d rows", heads, kv_heads, dim, static_cast<int>(rows));
+    b.Report(name, seconds, 4.0 * static_cast<double>(rows * cols), 0);
+  }
 }
 
 void Rows(Bench& b) {
@@ -258,12 +298,18 @@ int main() {
   b.stream.ReserveWorkspace(size_t{512} << 20);
   Copy(b);
   Linears(b);
-  Attention(b, 16, 8, 128, 1, 1024, 1);
-  Attention(b, 16, 8, 128, 256, 1024, 1);
-  Attention(b, 32, 8, 128, 1, 8192, 1);
-  Attention(b, 32, 8, 128, 32, 1024, 1);
-  Attention(b, 32, 8, 128, 256, 1024, 1);
-  Attention(b, 32, 8, 128, 4, 2048, 2048);
+  Rope(b, 16, 8, 128);
+  Rope(b, 32, 8, 128);
+  for (const int context : {128, 1024, 8192}) Attention(b, 16, 8, 128, 1, context, context, 1);
+  for (const int sequences : {1, 2, 4, 8, 32, 256}) Attention(b, 32, 8, 128, sequences, 1024, 1024, 1);
+  Attention(b, 16, 8, 128, 256, 107, 2011, 1);
+  Attention(b, 32, 8, 128, 256, 107, 2011, 1);
+  Attention(b, 14, 2, 64, 256, 107, 2011, 1);
+  Attention(b, 32, 8, 128, 64, 1024, 1024, 5);
+  Attention(b, 16, 8, 128, 4, 1024, 1024, 1024);
+  Attention(b, 32, 8, 128, 1, 2048, 2048, 2048);
+  Attention(b, 32, 8, 128, 4, 2048, 2048, 2048);
+  Attention(b, 14, 2, 64, 4, 2048, 2048, 2048);
   Rows(b);
   Sampling(b);
   return 0;

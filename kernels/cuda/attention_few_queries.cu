@@ -1,0 +1,510 @@
+// out[t, h] = sum over s of softmax_s(scale * q[t, h] . k[s]) * v[s] for sequences of few rows (decode).
+// A block is four warps that compute and one that feeds them: it walks its share of the work (attention_plan.cuh) chunk
+// by chunk, far ahead of the others, and copies K and V of 128 tokens in bulk to a ring in shared memory. The four
+// share every chunk of a tile of at most 16 queries, the 16-row side of mma.sync: warp w computes the scores of block w
+// of the chunk's four, the largest is found in shared memory, weights pass through it as bf16, and warp w computes its
+// dims of p . v (16 at a time: pairs w, w + 4, …) over all tokens. Thread 4 g + t holds rows g and g + 8. A tile that
+// lies in one block's share is finished there; of a cut one every chunk's result goes to the workspace (those that
+// begin the tile come combined), and CombineCutsKernel combines them in order. Where tiles are few a cluster of eight
+// blocks computes one tile and combines it itself. Bound: bytes, 4 D per token and kv head.
+#include "kernels/cuda/attention_plan.cuh"
+#include "kernels/cuda/attention_ring.cuh"
+
+namespace millrace::cuda {
+namespace {
+
+// --- Kernels
+// -------------------------------------------------------------------------------------------------------------
+
+constexpr int kWarps = 4;  // that compute, one for each block of a chunk
+constexpr int kComputing = kWarps * kWarp;
+constexpr int kThreads = kComputing + kWarp;
+constexpr int kBlockTiles = kBlockTokens / 8;           // tiles of eight tokens in a block
+constexpr int kWeightsStride = (kChunkTokens + 8) * 2;  // bytes of a row of weights, in other banks than the next
+static_assert(kWarps == kChunkBlocks);
+
+__device__ __forceinline__ int Lane() { return static_cast<int>(threadIdx.x) % kWarp; }
+__device__ __forceinline__ int Warp() { return static_cast<int>(threadIdx.x) / kWarp; }
+__device__ __forceinline__ void SyncComputing() { asm volatile("bar.sync 1, %0;" ::"n"(kComputing) : "memory"); }
+__device__ __forceinline__ void SyncCluster() {
+  asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
+}
+
+__device__ __forceinline__ void LoadTransposed(uint32_t (&r)[4], uint32_t address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(address)
+               : "memory");
+}
+
+// A slot holds K or V of a block as they lie in the cache.
+template <int D>
+constexpr int kSlotBytes = kBlockTokens* D * 2;
+// Of 16-byte pack `pack` of a token.
+template <int D>
+__device__ __forceinline__ uint32_t SlotOffset(int token, int pack) {
+  return static_cast<uint32_t>(CacheOffset(D, token, pack * 8) * 2);
+}
+
+template <int D, int kBlocksPerSm>
+struct Shared {
+  static constexpr int kMostSlots = (kBlocksPerSm == 1 ? 192 : 88) * 1024 / kSlotBytes<D>;
+  using Slots = Ring < kMostSlots<32 ? kMostSlots : 32, kSlotBytes<D>>;
+  using Queries = Ring<2, kTileQueries * D * 2>;
+  static constexpr int kQueries = Slots::kBytes;
+  static constexpr int kWeights = kQueries + Queries::kBytes;
+  static constexpr int kMaxima = kWeights + kTileQueries * kWeightsStride;  // [warp][row]
+  static constexpr int kSums = kMaxima + kWarps * kTileQueries * 4;         // [warp][row][t]
+  static constexpr int kBarriers = kSums + kWarps * kTileQueries * 4 * 4;
+  static constexpr int kQueryBarriers = kBarriers + Slots::kBarrierBytes;
+  static constexpr int kBytes = kQueryBarriers + Queries::kBarrierBytes + 1024;  // and room to align
+
+  uint8_t* base;
+  Slots slots;
+  Queries queries;
+
+  __device__ Shared() {
+    extern __shared__ uint8_t raw[];
+    base = raw + (-SharedAddress(raw) & 1023u);
+    const uint32_t at = SharedAddress(base);
+    slots = {at, at + kBarriers};
+    queries = {at + kQueries, at + kQueryBarriers};
+  }
+  __device__ uint8_t* Weights() const { return base + kWeights; }
+  __device__ float* Maxima() const { return reinterpret_cast<float*>(base + kMaxima); }
+  __device__ float* Sums() const { return reinterpret_cast<float*>(base + kSums); }
+};
+
+// A tile's results so far, of this warp's dims.
+template <int D>
+struct Result {
+  static constexpr int kPairs = (D / 16 + kWarps - 1) / kWarps;
+  float out[kPairs][2][4];
+  MaxSum state[2];
+
+  __device__ __forceinline__ void Clear() {
+#pragma unroll
+    for (int p = 0; p < kPairs; ++p) {
+#pragma unroll
+      for (int e = 0; e < 8; ++e) out[p][e / 4][e % 4] = 0;
+    }
+    state[0] = state[1] = MaxSum{};
+  }
+  __device__ __forceinline__ void Add(const Result& chunk) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float keep_old, keep_new;
+      state[half] = Combine(state[half], chunk.state[half], keep_old, keep_new);
+#pragma unroll
+      for (int p = 0; p < kPairs; ++p) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          float& x = out[p][e / 2][2 * half + e % 2];
+          x = CombineOut(x, keep_old, chunk.out[p][e / 2][2 * half + e % 2], keep_new);
+        }
+      }
+    }
+  }
+  // fn(dim, half, value of dim, value of dim + 1) for this thread's share.
+  template <class Fn>
+  __device__ __forceinline__ void ForEach(const Fn& fn) const {
+#pragma unroll
+    for (int p = 0; p < kPairs; ++p) {
+      const int pair = Warp() + p * kWarps;
+      if (D / 16 % kWarps != 0 && pair >= D / 16) continue;
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const int dim = pair * 16 + e / 2 * 8 + Lane() % 4 * 2, half = e % 2;
+        fn(dim, half, out[p][e / 2][2 * half], out[p][e / 2][2 * half + 1]);
+      }
+    }
+  }
+};
+
+// scores[j] = q . k for the tokens 8 j + 2 t and + 1 of this warp's block.
+template <int D>
+__device__ __forceinline__ void Score(float (&scores)[kBlockTiles][4], const uint32_t (&q)[D / 16][4], uint32_t keys) {
+#pragma unroll
+  for (int j = 0; j < kBlockTiles; ++j) scores[j][0] = scores[j][1] = scores[j][2] = scores[j][3] = 0;
+  const int token = Lane() / 16 * 8 + Lane() % 8, pack = Lane() / 8 % 2;
+#pragma unroll
+  for (int i = 0; i < D / 16; ++i) {
+#pragma unroll
+    for (int j = 0; j < kBlockTiles; j += 2) {
+      uint32_t b[4];
+      LoadMatrices(b, keys + SlotOffset<D>(token + j * 8, 2 * i + pack));
+      Multiply(scores[j], q[i][0], q[i][1], q[i][2], q[i][3], b[0], b[1]);
+      Multiply(scores[j + 1], q[i][0], q[i][1], q[i][2], q[i][3], b[2], b[3]);
+    }
+  }
+}
+
+// Tokens at and beyond `left` of the sixteen hold nothing and count as zeros.
+__device__ __forceinline__ void ClearBeyond(uint32_t (&b)[4], int left) {
+  const int own = left - Lane() % 4 * 2;
+#pragma unroll
+  for (int e = 0; e < 4; ++e) {
+    const int here = own - e % 2 * 8;
+    b[e] = here >= 2 ? b[e] : here == 1 ? b[e] & 0xffffu : 0u;
+  }
+}
+
+// out += p . v of this warp's dims over sixteen tokens, of which `left` hold something.
+template <int D, bool kAll>
+__device__ __forceinline__ void Weigh(Result<D>& chunk, uint32_t weights, uint32_t values, int step, int left) {
+  uint32_t a[4];
+  LoadMatrices(a, weights + static_cast<uint32_t>(Lane() % 16 * kWeightsStride + Lane() / 16 * 16 + step * 32));
+#pragma unroll
+  for (int p = 0; p < Result<D>::kPairs; ++p) {
+    const int pair = Warp() + p * kWarps;
+    if (D / 16 % kWarps != 0 && pair >= D / 16) continue;
+    uint32_t b[4];
+    LoadTransposed(b, values + SlotOffset<D>(step % 2 * 16 + Lane() % 16, pair * 2 + Lane() / 16));
+    if (!kAll && left < 16) ClearBeyond(b, left);
+    Multiply(chunk.out[p][0], a[0], a[1], a[2], a[3], b[0], b[1]);
+    Multiply(chunk.out[p][1], a[0], a[1], a[2], a[3], b[2], b[3]);
+  }
+}
+
+// One chunk of a tile; `visible[half]` of its tokens are seen by this thread's rows, `tokens` by any.
+template <int D, class Memory>
+__device__ __forceinline__ void AttendChunk(Result<D>& chunk, Memory& shared, const uint32_t (&q)[D / 16][4],
+                                            const int (&visible)[2], int tokens, float scale) {
+  const int g = Lane() / 4, t = Lane() % 4, first = Warp() * kBlockTokens;
+  const int blocks = (tokens + kBlockTokens - 1) / kBlockTokens;
+  float scores[kBlockTiles][4];
+  float max[2] = {-INFINITY, -INFINITY};
+  if (Warp() < blocks) {
+    const auto keys = shared.slots.Ahead(Warp());
+    keys.AwaitFull();
+    Score<D>(scores, q, keys.Buffer());
+    __syncwarp();
+    if (Lane() == 0) Arrive(keys.Empty(), kWarps);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+#pragma unroll
+      for (int j = 0; j < kBlockTiles; ++j) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          float& s = scores[j][2 * half + e];
+          s = first + j * 8 + t * 2 + e < visible[half] ? s : -INFINITY;
+          max[half] = fmaxf(max[half], s);
+        }
+      }
+      max[half] = fmaxf(max[half], __shfl_xor_sync(~0u, max[half], 1));
+      max[half] = fmaxf(max[half], __shfl_xor_sync(~0u, max[half], 2));
+    }
+  }
+  shared.slots.Advance(blocks);
+  float* const maxima = shared.Maxima();
+  float* const sums = shared.Sums();
+  if (t == 0) {
+    maxima[Warp() * kTileQueries + g] = max[0];
+    maxima[Warp() * kTileQueries + g + 8] = max[1];
+  }
+  SyncComputing();
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int row = g + half * 8;
+    max[half] = fmaxf(fmaxf(maxima[row], maxima[kTileQueries + row]),
+                      fmaxf(maxima[2 * kTileQueries + row], maxima[3 * kTileQueries + row]));
+    chunk.state[half].max = max[half] * scale;
+    float sum = 0;
+    if (Warp() < blocks) {
+      const float base = Base(chunk.state[half].max);
+      uint8_t* const to = shared.Weights() + row * kWeightsStride + (first + t * 2) * 2;
+#pragma unroll
+      for (int j = 0; j < kBlockTiles; ++j) {
+        const float a = Soften(scores[j][2 * half], scale, base), b = Soften(scores[j][2 * half + 1], scale, base);
+        sum = (sum + a) + b;
+        *reinterpret_cast<uint32_t*>(to + j * 16) = PackPair(a, b);
+      }
+    }
+    sums[(Warp() * kTileQueries + row) * 4 + t] = sum;
+  }
+  SyncComputing();
+#pragma unroll
+  for (int p = 0; p < Result<D>::kPairs; ++p) {
+#pragma unroll
+    for (int e = 0; e < 8; ++e) chunk.out[p][e / 4][e % 4] = 0;
+  }
+  const uint32_t weights = SharedAddress(shared.Weights());
+  if (tokens == kChunkTokens) {
+    uint32_t values[kChunkBlocks];
+#pragma unroll
+    for (int b = 0; b < kChunkBlocks; ++b) {
+      const auto slot = shared.slots.Ahead(b);
+      slot.AwaitFull();
+      values[b] = slot.Buffer();
+    }
+#pragma unroll
+    for (int step = 0; step < kChunkTokens / 16; ++step) Weigh<D, true>(chunk, weights, values[step / 2], step, 16);
+  } else {
+    for (int step = 0; step * 16 < tokens; ++step) {
+      const auto slot = shared.slots.Ahead(step / 2);
+      slot.AwaitFull();
+      Weigh<D, false>(chunk, weights, slot.Buffer(), step, tokens - step * 16);
+    }
+  }
+  __syncwarp();
+  if (Lane() < blocks) Arrive(shared.slots.Ahead(Lane()).Empty());
+  shared.slots.Advance(blocks);
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const float* const mine = sums + (g + half * 8) * 4 + t;
+    constexpr int kStride = kTileQueries * 4;
+    float sum = ((mine[0] + mine[kStride]) + mine[2 * kStride]) + mine[3 * kStride];
+    sum += __shfl_xor_sync(~0u, sum, 1);
+    chunk.state[half].sum = sum + __shfl_xor_sync(~0u, sum, 2);
+  }
+}
+
+template <int D>
+__device__ __forceinline__ void StoreSlot(const Result<D>& result, const AttentionArgs& args, const Tile& tile,
+                                          int64_t slot) {
+  const int g = Lane() / 4;
+  result.ForEach([&](int dim, int half, float a, float b) {
+    if (g + half * 8 >= tile.queries) return;
+    float* const to = args.slot_out + (slot * args.tile_queries + g + half * 8) * D + dim;
+    *reinterpret_cast<float2*>(to) = make_float2(a, b);
+  });
+  if (threadIdx.x < kWarp && Lane() % 4 == 0) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      if (g + half * 8 >= tile.queries) continue;
+      args.slot_states[slot * args.tile_queries + g + half * 8] =
+          make_float2(result.state[half].max, result.state[half].sum);
+    }
+  }
+}
+
+template <int D>
+__device__ __forceinline__ void StoreOut(const Result<D>& result, const AttentionArgs& args, const Tile& tile) {
+  bf16* rows[2];
+  float scales[2];
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int query = Lane() / 4 + half * 8;
+    rows[half] = query < tile.queries ? tile.Out(args, query) : nullptr;
+    scales[half] = __frcp_rn(result.state[half].sum);
+  }
+  result.ForEach([&](int dim, int half, float a, float b) {
+    bf16* const to = half == 0 ? rows[0] : rows[1];
+    const float scale = half == 0 ? scales[0] : scales[1];
+    if (to != nullptr) *reinterpret_cast<uint32_t*>(to + dim) = PackPair(a * scale, b * scale);
+  });
+}
+
+// Combines what slots hold of a tile: `prefix` chunks already combined, then chunk by chunk. Threads first, first +
+// stride, … take an output each.
+template <int D>
+__device__ __forceinline__ void CombineSlots(const AttentionArgs& args, const Tile& tile, int slot, int prefix,
+                                             int chunks, int first, int stride) {
+  constexpr int kAtOnce = 8;  // chunks whose loads are under way together
+  for (int i = first; i < tile.queries * D; i += stride) {
+    const int query = i / D, dim = i % D;
+    MaxSum state;
+    float total = 0;
+    for (int begin = prefix - 1; begin < chunks; begin += kAtOnce) {
+      float2 states[kAtOnce];
+      float outs[kAtOnce];
+#pragma unroll
+      for (int j = 0; j < kAtOnce; ++j) {
+        const int64_t at = int64_t{slot + min(begin + j, chunks - 1)} * args.tile_queries + query;
+        states[j] = __ldcg(args.slot_states + at);
+        outs[j] = __ldcg(args.slot_out + at * D + dim);
+      }
+#pragma unroll
+      for (int j = 0; j < kAtOnce; ++j) {
+        if (begin + j >= chunks) continue;
+        float keep_old, keep_new;
+        state = Combine(state, MaxSum{states[j].x, states[j].y}, keep_old, keep_new);
+        total = CombineOut(total, keep_old, outs[j], keep_new);
+      }
+    }
+    tile.Out(args, query)[dim] = Round(total * __frcp_rn(state.sum));
+  }
+}
+
+// The feeding warp's part of a span.
+template <int D, class Memory>
+__device__ __forceinline__ void FeedSpan(const AttentionArgs& args, const Span& span, Memory& shared) {
+  constexpr int kBlocksAtOnce = kWarp;  // whose ids the lanes hold
+  constexpr int kRowBytes = SegmentDims(D) * 2;
+  if (span.first >= span.last) return;
+  const Tile& tile = span.tile;
+  const int all = (tile.limit + kBlockTokens - 1) / kBlockTokens;
+  shared.queries.AwaitEmpty();
+  if (Lane() == 0) ArriveExpecting(shared.queries.Full(), static_cast<uint32_t>(tile.queries * D * 2));
+  __syncwarp();
+  if (Lane() < tile.queries) {
+    BulkCopy(shared.queries.Buffer() + static_cast<uint32_t>(Lane() * D * 2), tile.Query(args, Lane()), D * 2,
+             shared.queries.Full());
+  }
+  shared.queries.Advance();
+  int64_t mine = 0;
+  for (int c = span.first, held = 0; c < span.last; c += span.step, held += kChunkBlocks) {
+    if (held % kBlocksAtOnce == 0) {
+      const int b = (c + Lane() / kChunkBlocks * span.step) * kChunkBlocks + Lane() % kChunkBlocks;
+      mine = b < all ? args.Block(tile.sequence, tile.kv_head, b) : 0;
+    }
+    const int tokens = min(tile.limit - c * kChunkTokens, kChunkTokens);
+#pragma unroll
+    for (int part = 0; part < 2; ++part) {
+      for (int b = 0; b * kBlockTokens < tokens; ++b) {
+        const bf16* const from = (part == 0 ? args.kv.k : args.kv.v) + __shfl_sync(~0u, mine, held % kBlocksAtOnce + b);
+        const int count = min(tokens - b * kBlockTokens, kBlockTokens);
+        shared.slots.AwaitEmpty();
+        if (Lane() == 0) {
+          const uint32_t to = shared.slots.Buffer(), barrier = shared.slots.Full();
+          ArriveExpecting(barrier, static_cast<uint32_t>(count * D * 2));
+          if (count == kBlockTokens) {
+            BulkCopy(to, from, kSlotBytes<D>, barrier);
+          } else {
+#pragma unroll
+            for (int i = 0; i < D / SegmentDims(D); ++i) {
+              BulkCopy(to + static_cast<uint32_t>(i * kBlockTokens * kRowBytes),
+                       from + i * kBlockTokens * SegmentDims(D), static_cast<uint32_t>(count * kRowBytes), barrier);
+            }
+          }
+        }
+        shared.slots.Advance();
+      }
+    }
+  }
+}
+
+// The computing warps' part of a span.
+template <int D, class Memory>
+__device__ __forceinline__ void AttendSpan(const AttentionArgs& args, const Span& span, Memory& shared) {
+  if (span.first >= span.last) return;
+  const Tile& tile = span.tile;
+  uint32_t q[D / 16][4];
+  shared.queries.AwaitFull();
+#pragma unroll
+  for (int i = 0; i < D / 16; ++i) {
+    LoadMatrices(q[i],
+                 shared.queries.Buffer() + static_cast<uint32_t>(Lane() % 16 * D * 2 + Lane() / 16 * 16 + i * 32));
+  }
+  __syncwarp();
+  if (Lane() == 0) Arrive(shared.queries.Empty());
+  shared.queries.Advance();
+  Result<D> total, chunk;
+  total.Clear();
+  const int seen[2] = {tile.Visible(args, Lane() / 4), tile.Visible(args, Lane() / 4 + 8)};
+  for (int c = span.first; c < span.last; c += span.step) {
+    const int begin = c * kChunkTokens;
+    const int visible[2] = {seen[0] - begin, seen[1] - begin};
+    AttendChunk<D>(chunk, shared, q, visible, min(tile.limit - begin, kChunkTokens), args.scale);
+    if (span.Combines()) {
+      total.Add(chunk);
+    } else {
+      StoreSlot<D>(chunk, args, tile, span.slot + c);
+    }
+  }
+  if (!span.Combines()) return;
+  if (span.last == span.chunks) {
+    StoreOut<D>(total, args, tile);
+  } else {
+    StoreSlot<D>(total, args, tile, span.slot + span.last - 1);
+  }
+}
+
+template <int D, class Memory, class Walk>
+__device__ __forceinline__ void FewQueries(const AttentionArgs& args) {
+  AwaitInputs();
+  Memory shared;
+  if (threadIdx.x == 0) {
+    shared.slots.Init(kWarps);
+    shared.queries.Init(kWarps);
+  }
+  Walk walk = Walk::template Plan<kThreads>(args);
+  __syncthreads();
+  const bool feeds = threadIdx.x >= kComputing;
+  if constexpr (!Walk::kShared) {
+    if (feeds && Lane() == 0) args.cuts[blockIdx.x] = walk.Begin(args);
+  }
+  Span span, next;
+  for (bool more = walk.Next(args, span); more; span = next) {
+    if (feeds) {
+      FeedSpan<D>(args, span, shared);
+    } else {
+      AttendSpan<D>(args, span, shared);
+    }
+    more = walk.Next(args, next);
+    if constexpr (Walk::kShared) {
+      if (!Walk::Shared(span)) continue;
+      __syncwarp();
+      SyncCluster();
+      if (!feeds) {
+        CombineSlots<D>(args, span.tile, span.slot, 1, span.chunks,
+                        Walk::Rank() * kComputing + static_cast<int>(threadIdx.x), Walk::kClusterBlocks * kComputing);
+      }
+      __syncwarp();
+      if (more) SyncCluster();  // before the slots are written again
+    }
+  }
+}
+
+template <int D>
+constexpr int kBalancedPerSm = D > 64 ? 1 : 2;
+constexpr int kClusterPerSm = 2;
+
+template <int D>
+__global__ void __launch_bounds__(kThreads, kBalancedPerSm<D>) BalancedKernel(AttentionArgs args) {
+  FewQueries<D, Shared<D, kBalancedPerSm<D>>, BalancedWalk>(args);
+}
+
+template <int D>
+__global__ void __cluster_dims__(ClusterWalk::kClusterBlocks, 1, 1) __launch_bounds__(kThreads, kClusterPerSm)
+    ClusterKernel(AttentionArgs args) {
+  FewQueries<D, Shared<D, kClusterPerSm>, ClusterWalk>(args);
+}
+
+template <int D>
+__global__ void __launch_bounds__(256) CombineCutsKernel(AttentionArgs args) {
+  AwaitInputs();
+  const Cut cut = args.cuts[blockIdx.x];
+  if (cut.prefix == 0) return;
+  const Tile tile(args, cut.sequence, cut.kv_head, cut.tile * args.tile_queries, args.tile_queries);
+  CombineSlots<D>(args, tile, cut.slot, cut.prefix, cut.chunks, static_cast<int>(threadIdx.x), 256);
+}
+
+// --- Launchers
+// -----------------------------------------------------------------------------------------------------------
+
+constexpr int64_t kMaxClusters = 24;  // more do not run at once
+
+template <int D>
+void LaunchFewQueries(const AttentionArgs& args, Stream& stream) {
+  const int64_t clusters = args.batch.context_len.size * args.kv.num_kv_heads;
+  if (clusters <= kMaxClusters) {
+    Launch(stream, ClusterKernel<D>, Grid(clusters * ClusterWalk::kClusterBlocks), kThreads,
+           Shared<D, kClusterPerSm>::kBytes, args);
+    return;
+  }
+  const int64_t blocks = int64_t{StateOf(stream).num_sms} * kBalancedPerSm<D>;
+  Launch(stream, BalancedKernel<D>, Grid(blocks), kThreads, Shared<D, kBalancedPerSm<D>>::kBytes, args);
+  Launch(stream, CombineCutsKernel<D>, Grid(blocks), 256, 0, args);
+}
+
+}  // namespace
+
+void AttendFewQueries(const AttentionArgs& args, Stream& stream) {
+  switch (args.kv.head_dim) {
+    case 16:
+      return LaunchFewQueries<16>(args, stream);
+    case 32:
+      return LaunchFewQueries<32>(args, stream);
+    case 48:
+      return LaunchFewQueries<48>(args, stream);
+    case 64:
+      return LaunchFewQueries<64>(args, stream);
+    case 96:
+      return LaunchFewQueries<96>(args, stream);
+    default:
+      return LaunchFewQueries<128>(args, stream);
+  }
+}
+
+}  // namespace millrace::cuda

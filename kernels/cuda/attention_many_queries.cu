@@ -1,0 +1,329 @@
+// out[t, h] = sum over s of softmax_s(scale * q[t, h] . k[s]) * v[s] for sequences of many rows (prefill).
+// A block is two warpgroups that compute and a warp that feeds them. It owns 128 queries (rows times heads of a group)
+// of one kv head, 64 for each warpgroup, and walks the chunks that they see: K and V of 128 tokens come in bulk to a
+// ring in shared memory, q . k goes by wgmma into 64 registers a thread, weights stay in registers as the other
+// product's left side, p . v goes to D / 2 registers and is combined with D / 2 totals. Blocks begin with the last
+// tiles, which see most. Bound: 4 D FLOPs per query and token.
+#include "kernels/cuda/attention_products.cuh"
+#include "kernels/cuda/attention_ring.cuh"
+
+namespace millrace::cuda {
+namespace {
+
+// --- Kernels
+// -------------------------------------------------------------------------------------------------------------
+
+constexpr int kWarpgroup = 128;
+constexpr int kComputing = 2 * kWarpgroup;
+constexpr int kThreads = kComputing + kWarpgroup;  // of the last warpgroup one warp works
+constexpr int kWarpgroupQueries = 64;
+constexpr int kTile = 2 * kWarpgroupQueries;
+constexpr int kSlots = 4;
+constexpr int kColumnTiles = kChunkTokens / 8;
+
+// A slot holds K or V of one chunk, [segment][token of the chunk][dim of the segment].
+template <int D>
+constexpr int kSlotBytes = kChunkTokens* D * 2;
+constexpr int kSegmentBytes = kChunkTokens * 128;
+template <int D>
+using ChunkRing = Ring<kSlots, kSlotBytes<D>>;
+
+template <int D>
+struct Shared {
+  static constexpr int kQueries = ChunkRing<D>::kBytes;  // [segment][query][dim], swizzled
+  static constexpr int kQueriesSegment = kTile * 128;
+  static constexpr int kBarriers = kQueries + kTile * D * 2;
+  static constexpr int kBytes = kBarriers + ChunkRing<D>::kBarrierBytes + 1024;  // and room to align
+};
+
+__device__ __forceinline__ void SyncWarpgroup() {
+  asm volatile("bar.sync %0, %1;" ::"r"(1 + static_cast<int>(threadIdx.x) / kWarpgroup), "n"(kWarpgroup) : "memory");
+}
+// The tensor cores serve one warpgroup at a time, while the other one softens scores.
+__device__ __forceinline__ void TakeTurn(int warpgroup) {
+  asm volatile("bar.sync %0, %1;" ::"r"(3 + warpgroup), "n"(kComputing) : "memory");
+}
+__device__ __forceinline__ void GiveTurn(int warpgroup) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(3 + warpgroup), "n"(kComputing) : "memory");
+}
+// Ordinary writes to shared memory come before what the tensor cores read next.
+__device__ __forceinline__ void ShowToProducts() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+  SyncWarpgroup();
+}
+
+// Finds this block's tile; false: there is none. All threads.
+__device__ __forceinline__ bool FindTile(const AttentionArgs& args, Tile& tile) {
+  __shared__ int sums[kThreads / kWarp];
+  __shared__ int found_sequence, found_first;
+  const auto tiles_of = [&](int s) {
+    const int queries = args.Rows(s) * args.group;
+    return queries >= args.many_queries ? (queries + kTile - 1) / kTile : 0;
+  };
+  const int count = args.Sequences(), per_thread = (count + kThreads - 1) / kThreads;
+  const int first = static_cast<int>(threadIdx.x) * per_thread, last = min(first + per_thread, count);
+  int mine = 0, total = 0;
+  for (int s = first; s < last; ++s) mine += tiles_of(s);
+  int before = BlockScan(mine, sums, total);
+  const int wanted = total - 1 - static_cast<int>(blockIdx.x) / args.kv.num_kv_heads;
+  if (wanted < 0) return false;
+  for (int s = first; s < last; ++s) {
+    const int after = before + tiles_of(s);
+    if (before <= wanted && wanted < after) {
+      found_sequence = s;
+      found_first = (wanted - before) * kTile;
+    }
+    before = after;
+  }
+  __syncthreads();
+  tile = Tile(args, found_sequence, static_cast<int>(blockIdx.x) % args.kv.num_kv_heads, found_first, kTile);
+  return true;
+}
+
+template <int D>
+__device__ __forceinline__ void LoadQueries(const AttentionArgs& args, const Tile& tile, uint32_t to, int first) {
+  for (int i = static_cast<int>(threadIdx.x) % kWarpgroup; i < kWarpgroupQueries * D / 8; i += kWarpgroup) {
+    const int query = first + i / (D / 8), pack = i % (D / 8);
+    uint4 x = make_uint4(0, 0, 0, 0);
+    if (query < tile.queries) x = *reinterpret_cast<const uint4*>(tile.Query(args, query) + pack * 8);
+    const uint32_t at =
+        to + static_cast<uint32_t>(pack / 8 * Shared<D>::kQueriesSegment + query * 128 + ((pack ^ query) & 7) * 16);
+    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w)
+                 : "memory");
+  }
+  ShowToProducts();
+}
+
+// Slots of values beyond the chunk's tokens hold anything; zero weights need finite values.
+template <int D>
+__device__ __forceinline__ void ClearBeyond(uint32_t values, int tokens) {
+  constexpr int kRowPacks = 8;
+  for (int i = static_cast<int>(threadIdx.x) % kWarpgroup; i < (kChunkTokens - tokens) * D / 8; i += kWarpgroup) {
+    const int row = i / kRowPacks, segment = row / (kChunkTokens - tokens);
+    const uint32_t at =
+        values + static_cast<uint32_t>(segment * kSegmentBytes + (tokens + row % (kChunkTokens - tokens)) * 128 +
+                                       i % kRowPacks * 16);
+    asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(at), "r"(0) : "memory");
+  }
+  ShowToProducts();
+}
+
+// Scores become weights, in place; visible[half] of the chunk's tokens are seen, `masked` where some are not.
+__device__ __forceinline__ void SoftenScores(float (&scores)[4 * kColumnTiles], MaxSum (&state)[2],
+                                             const int (&visible)[2], bool masked, float scale) {
+  const int t = static_cast<int>(threadIdx.x) % 4;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    float max = -INFINITY;
+    if (masked) {
+#pragma unroll
+      for (int j = 0; j < kColumnTiles; ++j) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          float& s = scores[4 * j + 2 * half + e];
+          s = j * 8 + t * 2 + e < visible[half] ? s : -INFINITY;
+        }
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < kColumnTiles; ++j) {
+      max = fmaxf(max, fmaxf(scores[4 * j + 2 * half], scores[4 * j + 2 * half + 1]));
+    }
+    max = fmaxf(max, __shfl_xor_sync(~0u, max, 1));
+    max = fmaxf(max, __shfl_xor_sync(~0u, max, 2));
+    state[half].max = max * scale;
+    const float base = Base(state[half].max);
+    float sums[kChunkBlocks];
+#pragma unroll
+    for (int b = 0; b < kChunkBlocks; ++b) {
+      sums[b] = 0;
+#pragma unroll
+      for (int j = b * (kBlockTokens / 8); j < (b + 1) * (kBlockTokens / 8); ++j) {
+        float& x = scores[4 * j + 2 * half];
+        float& y = scores[4 * j + 2 * half + 1];
+        x = Soften(x, scale, base);
+        y = Soften(y, scale, base);
+        sums[b] = (sums[b] + x) + y;
+      }
+    }
+    float sum = ((sums[0] + sums[1]) + sums[2]) + sums[3];
+    sum += __shfl_xor_sync(~0u, sum, 1);
+    state[half].sum = sum + __shfl_xor_sync(~0u, sum, 2);
+  }
+}
+
+template <int D>
+__device__ __forceinline__ void StoreOut(const AttentionArgs& args, const Tile& tile, int query,
+                                         const MaxSum (&state)[2], const float (&total)[D / 2]) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    if (query + half * 8 >= tile.queries) continue;
+    bf16* const out = tile.Out(args, query + half * 8) + threadIdx.x % 4 * 2;
+    const float scale = __frcp_rn(state[half].sum);
+#pragma unroll
+    for (int n = 0; n < D / 8; ++n) {
+      *reinterpret_cast<uint32_t*>(out + n * 8) =
+          PackPair(total[4 * n + 2 * half] * scale, total[4 * n + 2 * half + 1] * scale);
+    }
+  }
+}
+
+// The computing warpgroups: in its turn one weighs the values of the chunk before and scores this one's keys.
+template <int D>
+__device__ __forceinline__ void Attend(const AttentionArgs& args, const Tile& tile, ChunkRing<D>& ring,
+                                       uint32_t shared) {
+  const int warpgroup = static_cast<int>(threadIdx.x) / kWarpgroup, first = warpgroup * kWarpgroupQueries;
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  const int query = first + static_cast<int>(threadIdx.x) % kWarpgroup / kWarp * 16 + lane / 4;
+  const uint32_t queries = shared + static_cast<uint32_t>(Shared<D>::kQueries);
+  if (warpgroup == 1) GiveTurn(0);
+  LoadQueries<D>(args, tile, queries, first);
+  const int seen[2] = {tile.Visible(args, query), tile.Visible(args, query + 8)};
+  const int least = first + kWarpgroupQueries <= tile.queries ? tile.Visible(args, first) : 0;
+  const int most = first < tile.queries ? tile.Visible(args, min(first + kWarpgroupQueries, tile.queries) - 1) : 0;
+  const int chunks = tile.Chunks(), own = (most + kChunkTokens - 1) / kChunkTokens;
+
+  float total[D / 2], out[D / 2], scores[4 * kColumnTiles];
+  uint32_t weights[kChunkTokens / 16][4];
+  MaxSum state[2], chunk_state[2];
+#pragma unroll
+  for (int i = 0; i < D / 2; ++i) total[i] = 0;
+  for (int c = 0; c <= own; ++c) {
+    const int begin = c * kChunkTokens;
+    const uint32_t values = ring.Buffer();
+    if (c > 0) {
+      ring.AwaitFull();
+      const int left = tile.limit - begin + kChunkTokens;
+      if (left < kChunkTokens) ClearBeyond<D>(values, left);
+    }
+    TakeTurn(warpgroup);
+    FenceProducts();
+    if (c > 0) {
+#pragma unroll
+      for (int step = 0; step < kChunkTokens / 16; ++step) {
+        MultiplyWeights(out, weights[step], Operand(values + static_cast<uint32_t>(step * 2048), kSegmentBytes),
+                        step != 0 ? 1 : 0);
+      }
+      CommitProducts();
+      AwaitProducts<0>();
+      Reread(out);
+      if (lane == 0) Arrive(ring.Empty());
+      ring.Advance();
+    }
+    if (c < own) {
+      ring.AwaitFull();
+      const uint32_t keys = ring.Buffer();
+      FenceProducts();
+#pragma unroll
+      for (int i = 0; i < D / 16; ++i) {
+        const uint32_t a =
+            queries + static_cast<uint32_t>(i / 4 * Shared<D>::kQueriesSegment + first * 128 + i % 4 * 32);
+        MultiplyScores(scores, Operand(a), Operand(keys + static_cast<uint32_t>(i / 4 * kSegmentBytes + i % 4 * 32)),
+                       i != 0 ? 1 : 0);
+      }
+      CommitProducts();
+    }
+    if (c > 0) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        float keep_old, keep_new;
+        state[half] = Combine(state[half], chunk_state[half], keep_old, keep_new);
+#pragma unroll
+        for (int n = 0; n < D / 8; ++n) {
+#pragma unroll
+          for (int e = 2 * half; e < 2 * half + 2; ++e) {
+            total[4 * n + e] = CombineOut(total[4 * n + e], keep_old, out[4 * n + e], keep_new);
+          }
+        }
+      }
+    }
+    AwaitProducts<0>();
+    if (warpgroup == 0 || c < chunks) GiveTurn(1 - warpgroup);
+    if (c == own) break;
+    Reread(scores);
+    if (lane == 0) Arrive(ring.Empty());
+    ring.Advance();
+    const int visible[2] = {seen[0] - begin, seen[1] - begin};
+    SoftenScores(scores, chunk_state, visible, begin + kChunkTokens > least, args.scale);
+#pragma unroll
+    for (int step = 0; step < kChunkTokens / 16; ++step) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) weights[step][e] = PackPair(scores[8 * step + 2 * e], scores[8 * step + 2 * e + 1]);
+    }
+  }
+  StoreOut<D>(args, tile, query, state, total);
+  // What only the other warpgroup sees.
+  for (int c = own + 1; c <= chunks; ++c) {
+    for (int part = 0; part < 2; ++part) {
+      ring.AwaitFull();
+      if (lane == 0) Arrive(ring.Empty());
+      ring.Advance();
+    }
+    TakeTurn(warpgroup);
+    if (warpgroup == 0 || c < chunks) GiveTurn(1 - warpgroup);
+  }
+}
+
+// The feeding warp: K and V of chunk after chunk; lane l brings segment l / 4 of block l % 4.
+template <int D>
+__device__ __forceinline__ void Feed(const AttentionArgs& args, const Tile& tile, ChunkRing<D>& ring) {
+  const int lane = static_cast<int>(threadIdx.x) % kWarp, segment = lane / kChunkBlocks;
+  const int first = lane % kChunkBlocks * kBlockTokens;
+  for (int c = 0; c < tile.Chunks(); ++c) {
+    const int tokens = min(tile.limit - c * kChunkTokens, kChunkTokens), mine = min(tokens - first, kBlockTokens);
+    const bool brings = segment < D / 64 && mine > 0;
+    const int64_t from = brings ? args.Block(tile.sequence, tile.kv_head, c * kChunkBlocks + first / kBlockTokens) +
+                                      segment * (kBlockTokens * 64)
+                                : 0;
+#pragma unroll
+    for (int part = 0; part < 2; ++part) {
+      ring.AwaitEmpty();
+      if (lane == 0) ArriveExpecting(ring.Full(), static_cast<uint32_t>(tokens * D * 2));
+      __syncwarp();
+      if (brings) {
+        BulkCopy(ring.Buffer() + static_cast<uint32_t>(segment * kSegmentBytes + first * 128),
+                 (part == 0 ? args.kv.k : args.kv.v) + from, static_cast<uint32_t>(mine * 128), ring.Full());
+      }
+      ring.Advance();
+    }
+  }
+}
+
+template <int D>
+__global__ void __launch_bounds__(kThreads, 1) ManyQueriesKernel(AttentionArgs args) {
+  AwaitInputs();
+  Tile tile;
+  if (!FindTile(args, tile)) return;
+  extern __shared__ uint8_t raw[];
+  const uint32_t shared = (SharedAddress(raw) + 1023u) & ~1023u;
+  ChunkRing<D> ring{shared, shared + static_cast<uint32_t>(Shared<D>::kBarriers)};
+  if (threadIdx.x == 0) ring.Init(kComputing / kWarp);
+  __syncthreads();
+  if (threadIdx.x >= kComputing) {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
+    if (threadIdx.x >= kComputing + kWarp) return;
+    Feed<D>(args, tile, ring);
+  } else {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
+    Attend<D>(args, tile, ring, shared);
+  }
+}
+
+// --- Launchers
+// -----------------------------------------------------------------------------------------------------------
+
+template <int D>
+void LaunchManyQueries(const AttentionArgs& args, int64_t rows, Stream& stream) {
+  // Sequences that are not the other kernel's have a whole tile at least.
+  const int64_t whole = rows * args.group / kTile;
+  const int64_t tiles = whole + std::min(whole, args.batch.context_len.size);
+  Launch(stream, ManyQueriesKernel<D>, Grid(tiles * args.kv.num_kv_heads), kThreads, Shared<D>::kBytes, args);
+}
+
+}  // namespace
+
+void AttendManyQueries(const AttentionArgs& args, int64_t rows, Stream& stream) {
+  args.kv.head_dim == 64 ? LaunchManyQueries<64>(args, rows, stream) : LaunchManyQueries<128>(args, rows, stream);
+}
+
+}  // namespace millrace::cuda
