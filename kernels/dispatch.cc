@@ -96,22 +96,21 @@ void PackRows(PackedWeight dst, int64_t row_begin, Mat<const bf16> src, Stream& 
   MILLRACE_ON_DEVICE(stream, PackRows(dst, row_begin, src, stream));
 }
 
-template <class A>
-void Embedding(Mat<A> out, PackedWeight table, Vec<const int32_t> tokens, Stream& stream) {
+void Embedding(Mat<float> out, PackedWeight table, Vec<const int32_t> tokens, Stream& stream) {
   MILLRACE_CHECK(out.rows == tokens.size && out.cols == table.in, "shapes agree", out.rows, out.cols, table.in);
   CheckIds(tokens, 0, table.out, stream);
-  MILLRACE_ON_DEVICE_OF(A, stream, Embedding(out, table, tokens, stream));
+  MILLRACE_ON_DEVICE(stream, Embedding(out, table, tokens, stream));
 }
 
 template <class A>
-void RmsNorm(Mat<A> out, Mat<const Same<A>> x, Vec<const float> weight, float eps, Stream& stream) {
+void RmsNorm(Mat<A> out, Mat<const float> x, Vec<const float> weight, float eps, Stream& stream) {
   CheckSameShape(out, x);
   MILLRACE_CHECK(weight.size == x.cols, "the norm's weight spans the row", weight.size, x.cols);
   MILLRACE_ON_DEVICE_OF(A, stream, RmsNorm(out, x, weight, eps, stream));
 }
 
 template <class A>
-void AddRmsNorm(Mat<A> out, Mat<Same<A>> residual, Mat<const Same<A>> delta, Vec<const float> weight, float eps,
+void AddRmsNorm(Mat<A> out, Mat<float> residual, Mat<const float> delta, Vec<const float> weight, float eps,
                 Stream& stream) {
   CheckSameShape(out, residual);
   CheckSameShape(out, delta);
@@ -260,9 +259,8 @@ template void Linear(Mat<float>, Mat<const bf16>, PackedWeight, Vec<const float>
 template void Linear(Mat<bf16>, Mat<const bf16>, PackedWeight, Vec<const float>, Stream&);
 
 #define MILLRACE_FOR(A)                                                                                     \
-  template void Embedding<A>(Mat<A>, PackedWeight, Vec<const int32_t>, Stream&);                            \
-  template void RmsNorm<A>(Mat<A>, Mat<const A>, Vec<const float>, float, Stream&);                         \
-  template void AddRmsNorm<A>(Mat<A>, Mat<A>, Mat<const A>, Vec<const float>, float, Stream&);              \
+  template void RmsNorm<A>(Mat<A>, Mat<const float>, Vec<const float>, float, Stream&);                     \
+  template void AddRmsNorm<A>(Mat<A>, Mat<float>, Mat<const float>, Vec<const float>, float, Stream&);      \
   template void RopeAppend<A>(Mat<A>, KvLayer<A>, Vec<const float>, Vec<const float>, float, RopeTable,     \
                               Vec<const int32_t>, Vec<const int32_t>, Stream&);                             \
   template void PagedAttention<A>(Mat<A>, Mat<const A>, KvLayer<A>, const AttentionBatch&, float, Stream&); \

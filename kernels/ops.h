@@ -32,20 +32,20 @@ void PackRows(PackedWeight dst, int64_t row_begin, Mat<const bf16> src, Stream& 
 // ---------------------------------------------------------------------------------------------------------
 
 // out[t] = table[tokens[t]]                                                   out [T, C]  table [V, C]
-template <class A>
-void Embedding(Mat<A> out, PackedWeight table, Vec<const int32_t> tokens, Stream& stream);
+void Embedding(Mat<float> out, PackedWeight table, Vec<const int32_t> tokens, Stream& stream);
 
 // out[t] = x[t] / sqrt(mean(x[t]^2) + eps) * weight                           out, x [T, C]  weight [C]
 template <class A>
-void RmsNorm(Mat<A> out, Mat<const Same<A>> x, Vec<const float> weight, float eps, Stream& stream);
+void RmsNorm(Mat<A> out, Mat<const float> x, Vec<const float> weight, float eps, Stream& stream);
 
 // residual += delta; out = RmsNorm(residual)                                  all [T, C]
+// The residual and what is added to it are float whatever A is: they are summed up over all layers.
 template <class A>
-void AddRmsNorm(Mat<A> out, Mat<Same<A>> residual, Mat<const Same<A>> delta, Vec<const float> weight, float eps,
+void AddRmsNorm(Mat<A> out, Mat<float> residual, Mat<const float> delta, Vec<const float> weight, float eps,
                 Stream& stream);
 
 // y[t, n] = sum over c of x[t, c] * w[n, c] (+ bias[n]; an empty bias is none) y [T, N]  x [T, C]  w [N, C]
-// Y is A, or float for logits. The sum runs over c in ascending order with one fused multiply-add each.
+// Y is A, or float for logits and for what is added to the residual. The sum runs over c in ascending order with one fused multiply-add each.
 template <class Y, class A>
 void Linear(Mat<Y> y, Mat<const A> x, PackedWeight w, Vec<const float> bias, Stream& stream);
 size_t LinearWorkspaceBytes(int64_t max_in, const Stream& stream);

@@ -42,24 +42,23 @@ void PackRows(PackedWeight dst, int64_t row_begin, Mat<const bf16> src, Stream&)
   }
 }
 
-template <class A>
-void Embedding(Mat<A> out, PackedWeight table, Vec<const int32_t> tokens, Stream& stream) {
+void Embedding(Mat<float> out, PackedWeight table, Vec<const int32_t> tokens, Stream& stream) {
   ForRows(out.rows, out.cols * 16, stream, [&](Range rows) {
     for (int64_t t = rows.begin; t < rows.end; ++t) {
       const int64_t n = tokens[t];
       const bf16* from = table.data + n / kPanelRows * table.in * kPanelRows + n % kPanelRows;
-      for (int64_t c = 0; c < out.cols; ++c) out.row(t)[c] = static_cast<A>(static_cast<float>(from[c * kPanelRows]));
+      for (int64_t c = 0; c < out.cols; ++c) out.row(t)[c] = static_cast<float>(from[c * kPanelRows]);
     }
   });
 }
 
 template <class A>
-void RmsNorm(Mat<A> out, Mat<const A> x, Vec<const float> weight, float eps, Stream& stream) {
+void RmsNorm(Mat<A> out, Mat<const float> x, Vec<const float> weight, float eps, Stream& stream) {
   ForRows(x.rows, x.cols, stream, [&](Range rows) { KernelsOf<A>(stream).rms_norm(out, x, weight, eps, rows); });
 }
 
 template <class A>
-void AddRmsNorm(Mat<A> out, Mat<A> residual, Mat<const A> delta, Vec<const float> weight, float eps, Stream& stream) {
+void AddRmsNorm(Mat<A> out, Mat<float> residual, Mat<const float> delta, Vec<const float> weight, float eps, Stream& stream) {
   ForRows(out.rows, out.cols, stream,
           [&](Range rows) { KernelsOf<A>(stream).add_rms_norm(out, residual, delta, weight, eps, rows); });
 }
@@ -157,9 +156,8 @@ template void Linear(Mat<float>, Mat<const bf16>, PackedWeight, Vec<const float>
 template void Linear(Mat<bf16>, Mat<const bf16>, PackedWeight, Vec<const float>, Stream&);
 
 #define MILLRACE_FOR(A)                                                                                  \
-  template void Embedding(Mat<A>, PackedWeight, Vec<const int32_t>, Stream&);                            \
-  template void RmsNorm(Mat<A>, Mat<const A>, Vec<const float>, float, Stream&);                         \
-  template void AddRmsNorm(Mat<A>, Mat<A>, Mat<const A>, Vec<const float>, float, Stream&);              \
+  template void RmsNorm(Mat<A>, Mat<const float>, Vec<const float>, float, Stream&);                     \
+  template void AddRmsNorm(Mat<A>, Mat<float>, Mat<const float>, Vec<const float>, float, Stream&);      \
   template void RopeAppend(Mat<A>, KvLayer<A>, Vec<const float>, Vec<const float>, float, RopeTable,     \
                            Vec<const int32_t>, Vec<const int32_t>, Stream&);                             \
   template void PagedAttention(Mat<A>, Mat<const A>, KvLayer<A>, const AttentionBatch&, float, Stream&); \

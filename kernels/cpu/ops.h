@@ -8,12 +8,11 @@ namespace millrace::cpu {
 
 void PackRows(PackedWeight dst, int64_t row_begin, Mat<const bf16> src, Stream& stream);
 
+void Embedding(Mat<float> out, PackedWeight table, Vec<const int32_t> tokens, Stream& stream);
 template <class A>
-void Embedding(Mat<A> out, PackedWeight table, Vec<const int32_t> tokens, Stream& stream);
+void RmsNorm(Mat<A> out, Mat<const float> x, Vec<const float> weight, float eps, Stream& stream);
 template <class A>
-void RmsNorm(Mat<A> out, Mat<const A> x, Vec<const float> weight, float eps, Stream& stream);
-template <class A>
-void AddRmsNorm(Mat<A> out, Mat<A> residual, Mat<const A> delta, Vec<const float> weight, float eps, Stream& stream);
+void AddRmsNorm(Mat<A> out, Mat<float> residual, Mat<const float> delta, Vec<const float> weight, float eps, Stream& stream);
 template <class Y, class A>
 void Linear(Mat<Y> y, Mat<const A> x, PackedWeight w, Vec<const float> bias, Stream& stream);
 template <class A>

@@ -16,8 +16,8 @@ MILLRACE_LANES float InverseRms(const A* x, int64_t count, float eps) {
   return 1.0f / __builtin_sqrtf(Sum(sum) / static_cast<float>(count) + eps);
 }
 
-template <class A>
-MILLRACE_LANES void Normalise(A* out, const A* x, const float* weight, int64_t count, float eps) {
+template <class A, class X>
+MILLRACE_LANES void Normalise(A* out, const X* x, const float* weight, int64_t count, float eps) {
   const F16 scale = Broadcast(InverseRms(x, count, eps));
   ForLanes(count,
            [&](int64_t i, auto load, auto store) { store(out + i, Mul(Mul(load(x + i), scale), load(weight + i))); });
@@ -35,7 +35,7 @@ MILLRACE_LANES void Rotate(A* head, const float* cos, const float* sin, int64_t 
 }  // namespace
 
 template <class A>
-void RmsNormRows(Mat<A> out, Mat<const A> x, Vec<const float> weight, float eps, Range rows) {
+void RmsNormRows(Mat<A> out, Mat<const float> x, Vec<const float> weight, float eps, Range rows) {
   for (int64_t t = rows.begin; t < rows.end; ++t) {
     Normalise(out.data + t * x.cols, x.data + t * x.cols, weight.data, x.cols, eps);
   }
@@ -47,11 +47,11 @@ void AddElements(A* x, const A* delta, int64_t count) {
 }
 
 template <class A>
-void AddRmsNormRows(Mat<A> out, Mat<A> residual, Mat<const A> delta, Vec<const float> weight, float eps, Range rows) {
+void AddRmsNormRows(Mat<A> out, Mat<float> residual, Mat<const float> delta, Vec<const float> weight, float eps, Range rows) {
   for (int64_t t = rows.begin; t < rows.end; ++t) {
-    A* x = residual.data + t * residual.cols;
+    float* x = residual.data + t * residual.cols;
     AddElements(x, delta.data + t * delta.cols, residual.cols);
-    Normalise<A>(out.data + t * out.cols, x, weight.data, residual.cols, eps);
+    Normalise(out.data + t * out.cols, x, weight.data, residual.cols, eps);
   }
 }
 
@@ -66,7 +66,7 @@ void RopeAppendRows(Mat<A> qkv, KvLayer<A> kv, Vec<const float> q_norm, Vec<cons
     const float* sin = rope.sin.data + positions.data[t] * (dim / 2);
     for (int64_t h = 0; h < q_heads + kv_heads; ++h) {
       const float* norm = h < q_heads ? q_norm.data : k_norm.data;
-      if (norm != nullptr) Normalise<A>(row + h * dim, row + h * dim, norm, dim, eps);
+      if (norm != nullptr) Normalise(row + h * dim, row + h * dim, norm, dim, eps);
       Rotate(row + h * dim, cos, sin, dim / 2);
     }
     const int64_t slot = slots.data[t];
@@ -98,8 +98,8 @@ void SiluMulRows(Mat<A> out, Mat<const A> gate_up, Range rows) {
 }
 
 #define MILLRACE_FOR(A)                                                                                  \
-  template void RmsNormRows(Mat<A>, Mat<const A>, Vec<const float>, float, Range);                       \
-  template void AddRmsNormRows(Mat<A>, Mat<A>, Mat<const A>, Vec<const float>, float, Range);            \
+  template void RmsNormRows(Mat<A>, Mat<const float>, Vec<const float>, float, Range);                   \
+  template void AddRmsNormRows(Mat<A>, Mat<float>, Mat<const float>, Vec<const float>, float, Range);    \
   template void RopeAppendRows(Mat<A>, KvLayer<A>, Vec<const float>, Vec<const float>, float, RopeTable, \
                                Vec<const int32_t>, Vec<const int32_t>, Range);                           \
   template void SiluMulRows(Mat<A>, Mat<const A>, Range);                                                \

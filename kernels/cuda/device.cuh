@@ -83,6 +83,27 @@ __device__ __forceinline__ void LoadPack(const bf16* p, float (&v)[W]) {
   }
 }
 template <int W>
+__device__ __forceinline__ void LoadPack(const float* p, float (&v)[W]) {
+  if constexpr (W == 8) {
+#pragma unroll
+    for (int j = 0; j < W; j += 4) {
+      const float4 four = *reinterpret_cast<const float4*>(p + j);
+      v[j] = four.x, v[j + 1] = four.y, v[j + 2] = four.z, v[j + 3] = four.w;
+    }
+  } else {
+    v[0] = *p;
+  }
+}
+template <int W>
+__device__ __forceinline__ void StorePack(float* p, const float (&v)[W]) {
+  if constexpr (W == 8) {
+#pragma unroll
+    for (int j = 0; j < W; j += 4) *reinterpret_cast<float4*>(p + j) = make_float4(v[j], v[j + 1], v[j + 2], v[j + 3]);
+  } else {
+    *p = v[0];
+  }
+}
+template <int W>
 __device__ __forceinline__ void StorePack(bf16* p, const float (&v)[W]) {
   if constexpr (W == 8) {
     *reinterpret_cast<uint4*>(p) =

@@ -9,9 +9,9 @@ namespace millrace::cuda {
 
 void PackRows(PackedWeight dst, int64_t row_begin, Mat<const bf16> src, Stream& stream);
 
-void Embedding(Mat<bf16> out, PackedWeight table, Vec<const int32_t> tokens, Stream& stream);
-void RmsNorm(Mat<bf16> out, Mat<const bf16> x, Vec<const float> weight, float eps, Stream& stream);
-void AddRmsNorm(Mat<bf16> out, Mat<bf16> residual, Mat<const bf16> delta, Vec<const float> weight, float eps,
+void Embedding(Mat<float> out, PackedWeight table, Vec<const int32_t> tokens, Stream& stream);
+void RmsNorm(Mat<bf16> out, Mat<const float> x, Vec<const float> weight, float eps, Stream& stream);
+void AddRmsNorm(Mat<bf16> out, Mat<float> residual, Mat<const float> delta, Vec<const float> weight, float eps,
                 Stream& stream);
 void Linear(Mat<bf16> y, Mat<const bf16> x, PackedWeight w, Vec<const float> bias, Stream& stream);
 void Linear(Mat<float> y, Mat<const bf16> x, PackedWeight w, Vec<const float> bias, Stream& stream);

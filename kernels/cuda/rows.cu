@@ -1,6 +1,6 @@
 // out[t] = table[ids[t]]; x += delta; out = x / sqrt(mean(x^2) + eps) * weight; out = silu(gate) * up. One block per
 // row; thread i takes the packs i, i + threads, …; a row's squares are summed per thread in that order, then across the
-// block in a fixed tree. Bound: bytes. Embedding and GatherRows 4 per element, Add 6, RmsNorm 4, AddRmsNorm 8,
+// block in a fixed tree. Bound: bytes. Embedding 6 per element, GatherRows 4, Add 6, RmsNorm 6, AddRmsNorm 14,
 // SiluMul 6. H200, 2026-11-30, share of a copy's 4230 GB/s: AddRmsNorm 94 % at 16384 x 4096, 54 % at 256; SiluMul 99 %
 // and 57 %.
 #include "kernels/cuda/device.cuh"
@@ -14,15 +14,16 @@ namespace {
 
 constexpr int kMaxRowThreads = 512;
 
-template <int W>
-__global__ void CopyRowsKernel(bf16* out, const bf16* from, const int32_t* ids, int64_t ids_end, int64_t cols) {
+template <int W, class Y>
+__global__ void CopyRowsKernel(Y* out, const bf16* from, const int32_t* ids, int64_t ids_end, int64_t cols) {
   AwaitInputs();
   const int64_t id = ids[blockIdx.x];
   Require(id >= 0 && id < ids_end);
-  using Unit = std::conditional_t<W == 8, uint4, uint16_t>;
-  const Unit* source = reinterpret_cast<const Unit*>(from + id * cols);
-  Unit* to = reinterpret_cast<Unit*>(out + int64_t{blockIdx.x} * cols);
-  for (int64_t c = threadIdx.x; c < cols / W; c += blockDim.x) to[c] = source[c];
+  for (int64_t c = int64_t{threadIdx.x} * W; c < cols; c += int64_t{blockDim.x} * W) {
+    float v[W];
+    LoadPack<W>(from + id * cols + c, v);
+    StorePack<W>(out + int64_t{blockIdx.x} * cols + c, v);
+  }
 }
 
 template <int W>
@@ -53,29 +54,18 @@ __device__ __forceinline__ float BlockSum(float x) {
 // and its weights are there before its values are; N = 0 reads twice.
 template <int W, int N, bool kAdd>
 __global__ void __launch_bounds__(kMaxRowThreads)
-    RmsNormKernel(bf16* out, bf16* x, const bf16* delta, const float* weight, int64_t cols, float eps) {
+    RmsNormKernel(bf16* out, float* x, const float* delta, const float* weight, int64_t cols, float eps) {
   constexpr int kHeld = N > 0 ? N : 1;
   float v[kHeld][W], factors[kHeld][W];
   const int64_t begin = int64_t{threadIdx.x} * W, step = int64_t{blockDim.x} * W;
-  const auto read_weights = [&](int64_t c, float(&to)[W]) {
-#pragma unroll
-    for (int j = 0; j < W; j += 4) {
-      if constexpr (W % 4 == 0) {
-        const float4 four = *reinterpret_cast<const float4*>(weight + c + j);
-        to[j] = four.x, to[j + 1] = four.y, to[j + 2] = four.z, to[j + 3] = four.w;
-      } else {
-        to[j] = weight[c + j];
-      }
-    }
-  };
   if constexpr (N > 0) {
 #pragma unroll
     for (int i = 0; i < N; ++i) {
-      if (begin + i * step < cols) read_weights(begin + i * step, factors[i]);
+      if (begin + i * step < cols) LoadPack<W>(weight + begin + i * step, factors[i]);
     }
   }
   AwaitInputs();
-  bf16* const row = x + int64_t{blockIdx.x} * cols;
+  float* const row = x + int64_t{blockIdx.x} * cols;
   float sum = 0;
   const auto read = [&](int64_t c, float(&to)[W]) {
     LoadPack<W>(row + c, to);
@@ -83,7 +73,7 @@ __global__ void __launch_bounds__(kMaxRowThreads)
       float d[W];
       LoadPack<W>(delta + int64_t{blockIdx.x} * cols + c, d);
 #pragma unroll
-      for (int j = 0; j < W; ++j) to[j] = ToFloat(Round(to[j] + d[j]));
+      for (int j = 0; j < W; ++j) to[j] += d[j];
       StorePack<W>(row + c, to);
     }
 #pragma unroll
@@ -111,7 +101,7 @@ __global__ void __launch_bounds__(kMaxRowThreads)
   } else {
     for (int64_t c = begin; c < cols; c += step) {
       LoadPack<W>(row + c, v[0]);
-      read_weights(c, factors[0]);
+      LoadPack<W>(weight + c, factors[0]);
       write(c, v[0], factors[0]);
     }
   }
@@ -139,19 +129,20 @@ int ThreadsFor(int64_t n, int most) {
   return static_cast<int>(n >= most ? most : n <= kWarp ? kWarp : DivideUp(n, kWarp) * kWarp);
 }
 
-void CopyRows(Mat<bf16> out, const bf16* from, Vec<const int32_t> ids, int64_t ids_end, Stream& stream) {
+template <class Y>
+void CopyRows(Mat<Y> out, const bf16* from, Vec<const int32_t> ids, int64_t ids_end, Stream& stream) {
   if (out.rows == 0) return;
   if (InPacks(out.data, out.cols) && InPacks(from, out.cols)) {
-    Launch(stream, CopyRowsKernel<8>, Grid(out.rows), ThreadsFor(out.cols / 8, 256), 0, out.data, from, ids.data,
+    Launch(stream, CopyRowsKernel<8, Y>, Grid(out.rows), ThreadsFor(out.cols / 8, 256), 0, out.data, from, ids.data,
            ids_end, out.cols);
   } else {
-    Launch(stream, CopyRowsKernel<1>, Grid(out.rows), ThreadsFor(out.cols, 256), 0, out.data, from, ids.data, ids_end,
+    Launch(stream, CopyRowsKernel<1, Y>, Grid(out.rows), ThreadsFor(out.cols, 256), 0, out.data, from, ids.data, ids_end,
            out.cols);
   }
 }
 
 template <bool kAdd>
-void Normalise(Mat<bf16> out, bf16* x, const bf16* delta, Vec<const float> weight, float eps, Stream& stream) {
+void Normalise(Mat<bf16> out, float* x, const float* delta, Vec<const float> weight, float eps, Stream& stream) {
   if (out.rows == 0) return;
   const bool in_packs = InPacks(out.data, out.cols) && InPacks(x, out.cols) && InPacks(weight.data, out.cols) &&
                         (!kAdd || InPacks(delta, out.cols));
@@ -169,7 +160,7 @@ void Normalise(Mat<bf16> out, bf16* x, const bf16* delta, Vec<const float> weigh
 // --- Instantiations
 // ------------------------------------------------------------------------------------------------------
 
-void Embedding(Mat<bf16> out, PackedWeight table, Vec<const int32_t> tokens, Stream& stream) {
+void Embedding(Mat<float> out, PackedWeight table, Vec<const int32_t> tokens, Stream& stream) {
   CopyRows(out, table.data, tokens, table.out, stream);
 }
 
@@ -177,11 +168,11 @@ void GatherRows(Mat<bf16> out, Mat<const bf16> x, Vec<const int32_t> rows, Strea
   CopyRows(out, x.data, rows, x.rows, stream);
 }
 
-void RmsNorm(Mat<bf16> out, Mat<const bf16> x, Vec<const float> weight, float eps, Stream& stream) {
-  Normalise<false>(out, const_cast<bf16*>(x.data), nullptr, weight, eps, stream);  // read only without kAdd
+void RmsNorm(Mat<bf16> out, Mat<const float> x, Vec<const float> weight, float eps, Stream& stream) {
+  Normalise<false>(out, const_cast<float*>(x.data), nullptr, weight, eps, stream);  // read only without kAdd
 }
 
-void AddRmsNorm(Mat<bf16> out, Mat<bf16> residual, Mat<const bf16> delta, Vec<const float> weight, float eps,
+void AddRmsNorm(Mat<bf16> out, Mat<float> residual, Mat<const float> delta, Vec<const float> weight, float eps,
                 Stream& stream) {
   Normalise<true>(out, residual.data, delta.data, weight, eps, stream);
 }

@@ -212,10 +212,10 @@ void Rows(Bench& b) {
         b.Report(line, b.Time(call), bytes, 0);
       };
       const Vec<const float> norm{weight.At<float>(0, cols), cols};
-      report("RmsNorm", 4 * n,
-             [&](int) { RmsNorm<bf16>(at(x, rows, cols), at(y, rows, cols), norm, 1e-6f, b.stream); });
-      report("AddRmsNorm", 8 * n, [&](int) {
-        AddRmsNorm<bf16>(at(x, rows, cols), at(y, rows, cols), at(z, rows, cols), norm, 1e-6f, b.stream);
+      const Mat<float> residual{reinterpret_cast<float*>(y.data()), rows, cols};
+      report("RmsNorm", 6 * n, [&](int) { RmsNorm<bf16>(at(x, rows, cols), residual, norm, 1e-6f, b.stream); });
+      report("AddRmsNorm", 14 * n, [&](int) {
+        AddRmsNorm<bf16>(at(x, rows, cols), residual, {reinterpret_cast<float*>(z.data()), rows, cols}, norm, 1e-6f, b.stream);
       });
       report("SiluMul", 6 * n, [&](int) { SiluMul<bf16>(at(x, rows, cols), at(y, rows, 2 * cols), b.stream); });
     }

@@ -26,11 +26,12 @@ void ExpectNear(const Array<bf16>& gpu, const Array<bf16>& cpu) {
 TEST(GpuRows, NormaliseAsTheCpuDoes) {
   MILLRACE_NEEDS_GPU();
   ForShapes([](int64_t rows, int64_t cols) {
-    const auto x = Array<bf16>::Random(rows, cols, 1), delta = Array<bf16>::Random(rows, cols, 2);
+    const auto x = Array<float>::Random(rows, cols, 1), delta = Array<float>::Random(rows, cols, 2);
     const auto weight = Array<float>::Random(1, cols, 3);
-    const OnGpu<bf16> gx(x), gdelta(delta), gout(rows, cols);
-    const OnGpu<float> gweight(weight);
-    Array<bf16> out(rows, cols), residual = x;
+    const OnGpu<bf16> gout(rows, cols);
+    const OnGpu<float> gx(x), gdelta(delta), gweight(weight);
+    Array<bf16> out(rows, cols);
+    Array<float> residual = x;
     RmsNorm(out.mat(), x.view(), weight.vec(), 1e-6f, CpuStream());
     RmsNorm(gout.mat(), gx.mat(), gweight.vec(), 1e-6f, GpuStream());
     ExpectNear(gout.Host(), out);
@@ -65,12 +66,15 @@ TEST(GpuRows, CopyAndAddToTheCpusBits) {
     GatherRows(out.mat(), x.view(), View(ids), CpuStream());
     GatherRows(gout.mat(), gx.mat(), gids.vec(), GpuStream());
     EXPECT_TRUE(SameBits(gout.Host().values, out.values));
-    const OnGpu<bf16> table(rows, cols), embedded(2 * rows, cols);
+    const OnGpu<bf16> table(rows, cols);
+    const OnGpu<float> embedded(2 * rows, cols);
     const PackedWeight packed{table.mat().data, rows, cols};
     PackRows(packed, 0, x.view().Rows(0, 1), GpuStream());
     PackRows(packed, 1, x.view().Rows(1, rows - 1), GpuStream());
     Embedding(embedded.mat(), packed, gids.vec(), GpuStream());
-    EXPECT_TRUE(SameBits(embedded.Host().values, out.values));
+    std::vector<float> widened;
+    for (const bf16 value : out.values) widened.push_back(static_cast<float>(value));
+    EXPECT_TRUE(SameBits(embedded.Host().values, widened));
     Add(sum.mat(), delta.view(), CpuStream());
     Add(gx.mat(), gdelta.mat(), GpuStream());
     EXPECT_TRUE(SameBits(gx.Host().values, sum.values));

@@ -29,6 +29,7 @@ Outputs<A> RunChunked(int64_t chunk, int threads, cpu::Isa isa) {
   Stream stream = TestStream(threads, isa);
   auto x = Array<A>::Random(kTokens, kIn, 1);
   const auto w = Array<bf16>::Random(kOut, kIn, 2);
+  const auto residual = Array<float>::Random(kTokens, kIn, 8);
   const auto weight = Array<float>::Random(1, kIn, 3), bias = Array<float>::Random(1, kOut, 4);
   const auto cos = Array<float>::Random(kTokens, kDim / 2, 5), sin = Array<float>::Random(kTokens, kDim / 2, 6);
   const auto head_norm = Array<float>::Random(1, kDim, 7);
@@ -42,7 +43,7 @@ Outputs<A> RunChunked(int64_t chunk, int threads, cpu::Isa isa) {
     const Mat<const A> part = x.view().Rows(begin, rows);
     Linear(y.mat(), part, packed.weight, bias.vec(), stream);
     Linear(logits.mat(), part, packed.weight, {}, stream);
-    RmsNorm(norm.mat(), part, weight.vec(), kEps, stream);
+    RmsNorm(norm.mat(), residual.view().Rows(begin, rows), weight.vec(), kEps, stream);
     SiluMul(silu.mat(), part, stream);
     std::vector<int32_t> positions, slots;
     for (int64_t t = begin; t < begin + rows; ++t) {

@@ -34,7 +34,8 @@ template <class A>
 Mat<const float> Transformer<A>::Forward(const ForwardInput& in, const KvCache<A>& kv, Stream& stream) {
   const int64_t num_rows = in.tokens.size, num_logit_rows = in.logit_rows.size;
   const auto rows = [num_rows](Mat<A> all) { return all.Rows(0, num_rows); };
-  const Mat<A> x = rows(activations_.residual), h = rows(activations_.hidden), delta = rows(activations_.delta);
+  const Mat<float> x = activations_.residual.Rows(0, num_rows), delta = activations_.delta.Rows(0, num_rows);
+  const Mat<A> h = rows(activations_.hidden);
   const Mat<A> qkv = rows(activations_.qkv), attention = rows(activations_.attention);
   const Mat<A> gate_up = rows(activations_.gate_up), activated = rows(activations_.activated);
   const RopeTable rope = {activations_.rope_cos, activations_.rope_sin};
@@ -49,13 +50,13 @@ Mat<const float> Transformer<A>::Forward(const ForwardInput& in, const KvCache<A
     // Before attention reads: a sequence may read what another writes in this step.
     RopeAppend(qkv, kv.layer(i), layer.q_norm, layer.k_norm, eps, rope, in.positions, in.kv_slots, stream);
     PagedAttention(attention, qkv, kv.layer(i), in.attention, scale, stream);
-    Linear<A, A>(delta, attention, layer.output, {}, stream);
+    Linear<float, A>(delta, attention, layer.output, {}, stream);
     communicator_.AllReduce(delta, stream);
     AddRmsNorm(h, x, delta, layer.mlp_norm, eps, stream);  // x += delta; h = norm(x)
 
     Linear<A, A>(gate_up, h, layer.gate_up, {}, stream);
     SiluMul(activated, gate_up, stream);
-    Linear<A, A>(delta, activated, layer.down, {}, stream);
+    Linear<float, A>(delta, activated, layer.down, {}, stream);
     communicator_.AllReduce(delta, stream);
     const bool is_last = i + 1 == config_.num_layers;
     AddRmsNorm(h, x, delta, is_last ? weights_.final_norm : weights_.layers[static_cast<size_t>(i + 1)].attention_norm,
@@ -73,9 +74,9 @@ template <class A>
 size_t Transformer<A>::Place(std::byte* memory, const StepLimits& limits) {
   const int64_t hidden = config_.hidden_size, dim = config_.head_dim, q = config_.num_heads * dim;
   Carver carver(memory);
-  activations_ = {.residual = carver.TakeMat<A>(limits.rows, hidden),
+  activations_ = {.residual = carver.TakeMat<float>(limits.rows, hidden),
                   .hidden = carver.TakeMat<A>(limits.rows, hidden),
-                  .delta = carver.TakeMat<A>(limits.rows, hidden),
+                  .delta = carver.TakeMat<float>(limits.rows, hidden),
                   .qkv = carver.TakeMat<A>(limits.rows, q + 2 * config_.num_kv_heads * dim),
                   .attention = carver.TakeMat<A>(limits.rows, q),
                   .gate_up = carver.TakeMat<A>(limits.rows, 2 * config_.intermediate_size),

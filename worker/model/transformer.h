@@ -51,7 +51,9 @@ class Transformer {
 
  private:
   struct Activations {
-    Mat<A> residual, hidden, delta;  // [T, C]
+    Mat<float> residual;             // [T, C]
+    Mat<A> hidden;                   // [T, C]
+    Mat<float> delta;                // [T, C]
     Mat<A> qkv;                      // [T, (H + 2K) D]
     Mat<A> attention;                // [T, H D]
     Mat<A> gate_up;                  // [T, 2F]
