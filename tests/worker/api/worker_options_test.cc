@@ -35,6 +35,25 @@ TEST(WorkerOptions, NamesFlagValueAndLimit) {
   EXPECT_THAT(Changed([](auto& o) { o.model = "/no/such/folder"; }), HasSubstr("--model is \"/no/such/folder\""));
 }
 
+TEST(WorkerOptions, TakesADeviceAndItsDefaults) {
+  WorkerOptions options;
+  EXPECT_EQ(options.gpu(), -1);
+  EXPECT_EQ(options.kv_bytes(), int64_t{1} << 30);
+  EXPECT_EQ(options.step_rows(), 512);
+  options.max_slots = 1000;
+  EXPECT_EQ(options.step_rows(), 1000) << "a row for every slot";
+  options.device = "cuda:3";
+  EXPECT_EQ(options.gpu(), 3);
+  EXPECT_EQ(options.kv_bytes(), 0) << "what the GPU has left";
+  EXPECT_EQ(options.step_rows(), 8192);
+  options.device = "cuda";
+  EXPECT_EQ(options.gpu(), 0);
+  for (const char* device : {"", "gpu", "cuda:", "cuda:-1", "cuda:1024", "cuda:x"}) {
+    EXPECT_THAT(Changed([&](auto& o) { o.device = device; }), HasSubstr("--device is \""));
+  }
+  EXPECT_THAT(Changed([](auto& o) { o.gpu_memory_fraction = 1; }), HasSubstr("--gpu_memory_fraction is 1"));
+}
+
 TEST(WorkerOptions, LeavesLoopbackOnlyWhenTold) {
   EXPECT_THAT(Changed([](auto& o) { o.listen = "0.0.0.0:50061"; }), HasSubstr("--insecure"));
   EXPECT_EQ(Changed([](auto& o) { o.listen = "0.0.0.0:50061", o.insecure = true; }), "");
