@@ -7,7 +7,7 @@ bin=$1; shift
 export MILLRACE_TEST_DEVICE=cuda
 result=0
 for test in golden_test batch_invariance_test; do
-  timeout 200 "$bin/$test" > "/tmp/$test.log" 2>&1 || result=1
+  timeout 60 "$bin/$test" > "/tmp/$test.log" 2>&1 || result=1
   grep -E "FAILED|passed,|SKIPPED|CUDA|trap|CHECK" "/tmp/$test.log" | head -40
   grep -A8 Failure "/tmp/$test.log" | head -60
 done

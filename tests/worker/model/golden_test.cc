@@ -15,8 +15,8 @@ namespace millrace {
 namespace {
 
 constexpr float kTolerance = 1e-3f;  // held by fp32 against fp64 with a factor of ten to spare
-// Activations in bf16 err by 2^-9 each; a few tens of layers of them, relative to logits of about ten.
-constexpr float kBf16Tolerance = 0.25f;
+// With activations in bf16 transformers itself errs by up to 2.7 somewhere in the vocabulary, 0.4 in the mean.
+constexpr float kBf16Tolerance = 1;
 
 void ExpectGreedyPaths(const std::filesystem::path& model, const std::filesystem::path& golden, int64_t chunk) {
   auto runner = ModelRunner::Load({.model_dir = model, .kv_bytes = int64_t{2} << 30}, OpenTestStream(2));
