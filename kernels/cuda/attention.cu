@@ -11,7 +11,6 @@ namespace {
 
 constexpr int kManyQueries = 128;
 constexpr int64_t kLeastSlots = 4096;  // of all heads, one row
-constexpr size_t kCutsBytes = 32 << 10;
 
 size_t SlotBytes(int64_t queries, int64_t dim) {
   return static_cast<size_t>(queries) * (static_cast<size_t>(dim) * sizeof(float) + sizeof(float2));
@@ -20,8 +19,7 @@ size_t SlotBytes(int64_t queries, int64_t dim) {
 }  // namespace
 
 size_t PagedAttentionWorkspaceBytes(int64_t max_context, int num_heads, int head_dim) {
-  return kCutsBytes +
-         static_cast<size_t>(kLeastSlots + DivideUp(max_context, kChunkTokens)) * SlotBytes(num_heads, head_dim);
+  return static_cast<size_t>(kLeastSlots + DivideUp(max_context, kChunkTokens)) * SlotBytes(num_heads, head_dim);
 }
 
 void PagedAttention(Mat<bf16> out, Mat<const bf16> qkv, KvLayer<bf16> kv, const AttentionBatch& batch, float scale,
@@ -36,11 +34,10 @@ void PagedAttention(Mat<bf16> out, Mat<const bf16> qkv, KvLayer<bf16> kv, const 
   // Where every sequence has a row, the one with most has at most these; where that is wrong, one kernel serves all.
   const bool many = kv.head_dim % 64 == 0 && (rows - sequences + 1) * group >= kManyQueries;
   const int tile_queries = std::min(rows == sequences ? group : kTileQueries, kTileQueries);
-  std::byte* const workspace = stream.workspace();
-  const int64_t num_slots = std::min<int64_t>(
-      static_cast<int64_t>((stream.workspace_bytes() - kCutsBytes) / SlotBytes(tile_queries, kv.head_dim)),
-      std::numeric_limits<int>::max());
-  float* const slot_out = reinterpret_cast<float*>(workspace + kCutsBytes);
+  const int64_t num_slots =
+      std::min<int64_t>(static_cast<int64_t>(stream.workspace_bytes() / SlotBytes(tile_queries, kv.head_dim)),
+                        std::numeric_limits<int>::max());
+  float* const slot_out = reinterpret_cast<float*>(stream.workspace());
   const AttentionArgs args{qkv.data,
                            out.data,
                            kv,
@@ -53,8 +50,8 @@ void PagedAttention(Mat<bf16> out, Mat<const bf16> qkv, KvLayer<bf16> kv, const 
                            static_cast<int>(num_slots),
                            slot_out,
                            reinterpret_cast<float2*>(slot_out + num_slots * tile_queries * kv.head_dim),
-                           reinterpret_cast<Cut*>(workspace)};
-  if (many) AttendManyQueries(args, rows, stream);
+                           StateOf(stream).counters};
+  if (many) AttendManyQueries(args, stream);
   AttendFewQueries(args, stream);
 }
 

@@ -16,16 +16,6 @@ constexpr int kChunkBlocks = kChunkTokens / kBlockTokens;
 constexpr int kTileQueries = 16;  // at most, of a tile of the kernels for few queries
 constexpr int kMaxSequences = 4096;
 
-// Where two blocks meet within a tile: what CombineCutsKernel has to do.
-struct Cut {
-  int sequence;
-  int kv_head;
-  int tile;
-  int prefix;  // chunks that came combined; 0: nothing to do
-  int chunks;
-  int slot;  // of chunk 0
-};
-
 struct AttentionArgs {
   const bf16* qkv;
   bf16* out;
@@ -36,10 +26,10 @@ struct AttentionArgs {
   float scale;          // times log2 e: exponentials are powers of two
   int tile_queries;     // at most kTileQueries
   int many_queries;     // sequences with as many (rows times group) are the other kernel's
-  int num_slots;        // for the results of chunks of tiles that several blocks share
+  int num_slots;        // a chunk's results, where several blocks share a tile
   float* slot_out;      // [slots, tile_queries, D] sum of p * v
   float2* slot_states;  // [slots, tile_queries] MaxSum
-  Cut* cuts;            // [grid]
+  int* counters;        // zeros between kernels
 
   __device__ int Sequences() const { return static_cast<int>(batch.context_len.size); }
   __device__ int FirstRow(int s) const { return batch.query_start.data[s]; }
@@ -125,6 +115,6 @@ __device__ __forceinline__ float Base(float scaled_max) { return scaled_max == -
 // The kernels' launchers. Few queries: any sequence with less than args.many_queries; many: the others, heads of 64 or
 // 128. Both write every row of theirs.
 void AttendFewQueries(const AttentionArgs& args, Stream& stream);
-void AttendManyQueries(const AttentionArgs& args, int64_t rows, Stream& stream);
+void AttendManyQueries(const AttentionArgs& args, Stream& stream);
 
 }  // namespace millrace::cuda

@@ -4,9 +4,10 @@
 // share every chunk of a tile of at most 16 queries, the 16-row side of mma.sync: warp w computes the scores of block w
 // of the chunk's four, the largest is found in shared memory, weights pass through it as bf16, and warp w computes its
 // dims of p . v (16 at a time: pairs w, w + 4, …) over all tokens. Thread 4 g + t holds rows g and g + 8. A tile that
-// lies in one block's share is finished there; of a cut one every chunk's result goes to the workspace (those that
-// begin the tile come combined), and CombineCutsKernel combines them in order. Where tiles are few a cluster of eight
-// blocks computes one tile and combines it itself. Bound: bytes, 4 D per token and kv head.
+// is one block's is finished there; of one that several share every chunk's result goes to the workspace (those that
+// begin the tile come combined), and the block that completes it combines them in order. Bound: bytes, 4 D per token
+// and kv head.
+#include "kernels/check.h"
 #include "kernels/cuda/attention_plan.cuh"
 #include "kernels/cuda/attention_ring.cuh"
 
@@ -26,10 +27,6 @@ static_assert(kWarps == kChunkBlocks);
 __device__ __forceinline__ int Lane() { return static_cast<int>(threadIdx.x) % kWarp; }
 __device__ __forceinline__ int Warp() { return static_cast<int>(threadIdx.x) / kWarp; }
 __device__ __forceinline__ void SyncComputing() { asm volatile("bar.sync 1, %0;" ::"n"(kComputing) : "memory"); }
-__device__ __forceinline__ void SyncCluster() {
-  asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
-}
-
 __device__ __forceinline__ void LoadTransposed(uint32_t (&r)[4], uint32_t address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
@@ -46,9 +43,15 @@ __device__ __forceinline__ uint32_t SlotOffset(int token, int pack) {
   return static_cast<uint32_t>(CacheOffset(D, token, pack * 8) * 2);
 }
 
-template <int D, int kBlocksPerSm>
+// Blocks that a multiprocessor holds at once, and so many bytes of ring in each.
+template <int D>
+constexpr int kBlocksPerSm = D > 64 ? 2 : 3;
+template <int D>
+constexpr int kRingBytes = (D > 64 ? 80 : 48) * 1024;
+
+template <int D>
 struct Shared {
-  static constexpr int kMostSlots = (kBlocksPerSm == 1 ? 192 : 88) * 1024 / kSlotBytes<D>;
+  static constexpr int kMostSlots = kRingBytes<D> / kSlotBytes<D>;
   using Slots = Ring < kMostSlots<32 ? kMostSlots : 32, kSlotBytes<D>>;
   using Queries = Ring<2, kTileQueries * D * 2>;
   static constexpr int kQueries = Slots::kBytes;
@@ -57,7 +60,12 @@ struct Shared {
   static constexpr int kSums = kMaxima + kWarps * kTileQueries * 4;         // [warp][row][t]
   static constexpr int kBarriers = kSums + kWarps * kTileQueries * 4 * 4;
   static constexpr int kQueryBarriers = kBarriers + Slots::kBarrierBytes;
-  static constexpr int kBytes = kQueryBarriers + Queries::kBarrierBytes + 1024;  // and room to align
+  static constexpr int kSpans = kQueryBarriers + Queries::kBarrierBytes;
+  static constexpr int kEnds = kSpans + 2 * static_cast<int>(sizeof(Span));  // of the plan
+  // With room to align.
+  static constexpr size_t Bytes(int64_t sequences) {
+    return kEnds + sizeof(int) * static_cast<size_t>(sequences) + 1024;
+  }
 
   uint8_t* base;
   Slots slots;
@@ -73,6 +81,9 @@ struct Shared {
   __device__ uint8_t* Weights() const { return base + kWeights; }
   __device__ float* Maxima() const { return reinterpret_cast<float*>(base + kMaxima); }
   __device__ float* Sums() const { return reinterpret_cast<float*>(base + kSums); }
+  __device__ int* Ends() const { return reinterpret_cast<int*>(base + kEnds); }
+  // The span that comes with the current place for queries.
+  __device__ Span& QueriesSpan() const { return reinterpret_cast<Span*>(base + kSpans)[queries.index]; }
 };
 
 // A tile's results so far, of this warp's dims.
@@ -167,8 +178,8 @@ __device__ __forceinline__ void Weigh(Result<D>& chunk, uint32_t weights, uint32
 }
 
 // One chunk of a tile; `visible[half]` of its tokens are seen by this thread's rows, `tokens` by any.
-template <int D, class Memory>
-__device__ __forceinline__ void AttendChunk(Result<D>& chunk, Memory& shared, const uint32_t (&q)[D / 16][4],
+template <int D>
+__device__ __forceinline__ void AttendChunk(Result<D>& chunk, Shared<D>& shared, const uint32_t (&q)[D / 16][4],
                                             const int (&visible)[2], int tokens, float scale) {
   const int g = Lane() / 4, t = Lane() % 4, first = Warp() * kBlockTokens;
   const int blocks = (tokens + kBlockTokens - 1) / kBlockTokens;
@@ -295,64 +306,89 @@ __device__ __forceinline__ void StoreOut(const Result<D>& result, const Attentio
   });
 }
 
-// Combines what slots hold of a tile: `prefix` chunks already combined, then chunk by chunk. Threads first, first +
-// stride, … take an output each.
+// Combines what slots hold of a tile: the prefix, then chunk by chunk. A thread takes four dims of a query at a time.
 template <int D>
-__device__ __forceinline__ void CombineSlots(const AttentionArgs& args, const Tile& tile, int slot, int prefix,
-                                             int chunks, int first, int stride) {
+__device__ __forceinline__ void CombineSlots(const AttentionArgs& args, const Span& span) {
   constexpr int kAtOnce = 8;  // chunks whose loads are under way together
-  for (int i = first; i < tile.queries * D; i += stride) {
-    const int query = i / D, dim = i % D;
+  for (int i = static_cast<int>(threadIdx.x); i < span.tile.queries * (D / 4); i += kComputing) {
+    const int query = i / (D / 4), dim = i % (D / 4) * 4;
     MaxSum state;
-    float total = 0;
-    for (int begin = prefix - 1; begin < chunks; begin += kAtOnce) {
+    float total[4] = {};
+    for (int begin = span.prefix - 1; begin < span.chunks; begin += kAtOnce) {
       float2 states[kAtOnce];
-      float outs[kAtOnce];
+      float4 outs[kAtOnce];
 #pragma unroll
       for (int j = 0; j < kAtOnce; ++j) {
-        const int64_t at = int64_t{slot + min(begin + j, chunks - 1)} * args.tile_queries + query;
-        states[j] = __ldcg(args.slot_states + at);
-        outs[j] = __ldcg(args.slot_out + at * D + dim);
+        const int64_t slot = span.slot + min(begin + j, span.chunks - 1);
+        states[j] = __ldcg(args.slot_states + slot * args.tile_queries + query);
+        outs[j] = __ldcg(reinterpret_cast<const float4*>(args.slot_out + (slot * args.tile_queries + query) * D + dim));
       }
 #pragma unroll
       for (int j = 0; j < kAtOnce; ++j) {
-        if (begin + j >= chunks) continue;
+        if (begin + j >= span.chunks) continue;
         float keep_old, keep_new;
         state = Combine(state, MaxSum{states[j].x, states[j].y}, keep_old, keep_new);
-        total = CombineOut(total, keep_old, outs[j], keep_new);
+        total[0] = CombineOut(total[0], keep_old, outs[j].x, keep_new);
+        total[1] = CombineOut(total[1], keep_old, outs[j].y, keep_new);
+        total[2] = CombineOut(total[2], keep_old, outs[j].z, keep_new);
+        total[3] = CombineOut(total[3], keep_old, outs[j].w, keep_new);
       }
     }
-    tile.Out(args, query)[dim] = Round(total * __frcp_rn(state.sum));
+    const float scale = __frcp_rn(state.sum);
+    *reinterpret_cast<uint2*>(span.tile.Out(args, query) + dim) =
+        make_uint2(PackPair(total[0] * scale, total[1] * scale), PackPair(total[2] * scale, total[3] * scale));
   }
 }
 
+// Counts a span's chunks as done; whoever completes the tile combines it.
+template <int D>
+__device__ __forceinline__ void CompleteTile(const AttentionArgs& args, const Span& span) {
+  __shared__ bool completes;
+  __threadfence();
+  SyncComputing();
+  if (threadIdx.x == 0) {
+    int* const counter = args.counters + Plan::kCounters + span.counter;
+    const int count = span.last - span.first;
+    completes = atomicAdd(counter, count) + count == span.chunks;
+    if (completes) *counter = 0;
+  }
+  SyncComputing();
+  if (!completes) return;
+  __threadfence();
+  CombineSlots<D>(args, span);
+}
+
 // The feeding warp's part of a span.
-template <int D, class Memory>
-__device__ __forceinline__ void FeedSpan(const AttentionArgs& args, const Span& span, Memory& shared) {
+template <int D>
+__device__ __forceinline__ void FeedSpan(const AttentionArgs& args, const Span& span, Shared<D>& shared) {
   constexpr int kBlocksAtOnce = kWarp;  // whose ids the lanes hold
   constexpr int kRowBytes = SegmentDims(D) * 2;
-  if (span.first >= span.last) return;
   const Tile& tile = span.tile;
   const int all = (tile.limit + kBlockTokens - 1) / kBlockTokens;
+  const auto block_of = [&](int c) {
+    const int b = c * kChunkBlocks + Lane();
+    return b < all ? args.Block(tile.sequence, tile.kv_head, b) : 0;
+  };
+  int64_t mine = block_of(span.first);
   shared.queries.AwaitEmpty();
-  if (Lane() == 0) ArriveExpecting(shared.queries.Full(), static_cast<uint32_t>(tile.queries * D * 2));
+  if (Lane() == 0) {
+    shared.QueriesSpan() = span;
+    ArriveExpecting(shared.queries.Full(), static_cast<uint32_t>(tile.queries * D * 2));
+  }
   __syncwarp();
   if (Lane() < tile.queries) {
     BulkCopy(shared.queries.Buffer() + static_cast<uint32_t>(Lane() * D * 2), tile.Query(args, Lane()), D * 2,
              shared.queries.Full());
   }
   shared.queries.Advance();
-  int64_t mine = 0;
-  for (int c = span.first, held = 0; c < span.last; c += span.step, held += kChunkBlocks) {
-    if (held % kBlocksAtOnce == 0) {
-      const int b = (c + Lane() / kChunkBlocks * span.step) * kChunkBlocks + Lane() % kChunkBlocks;
-      mine = b < all ? args.Block(tile.sequence, tile.kv_head, b) : 0;
-    }
+  for (int c = span.first; c < span.last; ++c) {
+    const int held = (c - span.first) * kChunkBlocks % kBlocksAtOnce;
+    if (held == 0 && c > span.first) mine = block_of(c);
     const int tokens = min(tile.limit - c * kChunkTokens, kChunkTokens);
 #pragma unroll
     for (int part = 0; part < 2; ++part) {
       for (int b = 0; b * kBlockTokens < tokens; ++b) {
-        const bf16* const from = (part == 0 ? args.kv.k : args.kv.v) + __shfl_sync(~0u, mine, held % kBlocksAtOnce + b);
+        const bf16* const from = (part == 0 ? args.kv.k : args.kv.v) + __shfl_sync(~0u, mine, held + b);
         const int count = min(tokens - b * kBlockTokens, kBlockTokens);
         shared.slots.AwaitEmpty();
         if (Lane() == 0) {
@@ -375,12 +411,10 @@ __device__ __forceinline__ void FeedSpan(const AttentionArgs& args, const Span& 
 }
 
 // The computing warps' part of a span.
-template <int D, class Memory>
-__device__ __forceinline__ void AttendSpan(const AttentionArgs& args, const Span& span, Memory& shared) {
-  if (span.first >= span.last) return;
+template <int D>
+__device__ __forceinline__ void AttendSpan(const AttentionArgs& args, const Span& span, Shared<D>& shared) {
   const Tile& tile = span.tile;
   uint32_t q[D / 16][4];
-  shared.queries.AwaitFull();
 #pragma unroll
   for (int i = 0; i < D / 16; ++i) {
     LoadMatrices(q[i],
@@ -392,100 +426,63 @@ __device__ __forceinline__ void AttendSpan(const AttentionArgs& args, const Span
   Result<D> total, chunk;
   total.Clear();
   const int seen[2] = {tile.Visible(args, Lane() / 4), tile.Visible(args, Lane() / 4 + 8)};
-  for (int c = span.first; c < span.last; c += span.step) {
+  for (int c = span.first; c < span.last; ++c) {
     const int begin = c * kChunkTokens;
     const int visible[2] = {seen[0] - begin, seen[1] - begin};
     AttendChunk<D>(chunk, shared, q, visible, min(tile.limit - begin, kChunkTokens), args.scale);
-    if (span.Combines()) {
+    if (span.first == 0) {
       total.Add(chunk);
     } else {
       StoreSlot<D>(chunk, args, tile, span.slot + c);
     }
   }
-  if (!span.Combines()) return;
-  if (span.last == span.chunks) {
+  if (span.Whole()) {
     StoreOut<D>(total, args, tile);
   } else {
-    StoreSlot<D>(total, args, tile, span.slot + span.last - 1);
+    if (span.first == 0) StoreSlot<D>(total, args, tile, span.slot + span.last - 1);
+    CompleteTile<D>(args, span);
   }
 }
 
-template <int D, class Memory, class Walk>
-__device__ __forceinline__ void FewQueries(const AttentionArgs& args) {
+template <int D>
+__global__ void __launch_bounds__(kThreads, kBlocksPerSm<D>) FewQueriesKernel(AttentionArgs args) {
   AwaitInputs();
-  Memory shared;
+  Shared<D> shared;
   if (threadIdx.x == 0) {
     shared.slots.Init(kWarps);
     shared.queries.Init(kWarps);
   }
-  Walk walk = Walk::template Plan<kThreads>(args);
   __syncthreads();
-  const bool feeds = threadIdx.x >= kComputing;
-  if constexpr (!Walk::kShared) {
-    if (feeds && Lane() == 0) args.cuts[blockIdx.x] = walk.Begin(args);
-  }
-  Span span, next;
-  for (bool more = walk.Next(args, span); more; span = next) {
-    if (feeds) {
+  if (threadIdx.x >= kComputing) {
+    Plan plan(args, shared.Ends());
+    for (;;) {
+      const Span span = plan.Next(args, args.counters);
+      if (span.chunks == 0) break;
       FeedSpan<D>(args, span, shared);
-    } else {
-      AttendSpan<D>(args, span, shared);
     }
-    more = walk.Next(args, next);
-    if constexpr (Walk::kShared) {
-      if (!Walk::Shared(span)) continue;
-      __syncwarp();
-      SyncCluster();
-      if (!feeds) {
-        CombineSlots<D>(args, span.tile, span.slot, 1, span.chunks,
-                        Walk::Rank() * kComputing + static_cast<int>(threadIdx.x), Walk::kClusterBlocks * kComputing);
-      }
-      __syncwarp();
-      if (more) SyncCluster();  // before the slots are written again
+    shared.queries.AwaitEmpty();
+    if (Lane() == 0) {
+      shared.QueriesSpan().chunks = 0;
+      Arrive(shared.queries.Full());
     }
+    return;
   }
-}
-
-template <int D>
-constexpr int kBalancedPerSm = D > 64 ? 1 : 2;
-constexpr int kClusterPerSm = 2;
-
-template <int D>
-__global__ void __launch_bounds__(kThreads, kBalancedPerSm<D>) BalancedKernel(AttentionArgs args) {
-  FewQueries<D, Shared<D, kBalancedPerSm<D>>, BalancedWalk>(args);
-}
-
-template <int D>
-__global__ void __cluster_dims__(ClusterWalk::kClusterBlocks, 1, 1) __launch_bounds__(kThreads, kClusterPerSm)
-    ClusterKernel(AttentionArgs args) {
-  FewQueries<D, Shared<D, kClusterPerSm>, ClusterWalk>(args);
-}
-
-template <int D>
-__global__ void __launch_bounds__(256) CombineCutsKernel(AttentionArgs args) {
-  AwaitInputs();
-  const Cut cut = args.cuts[blockIdx.x];
-  if (cut.prefix == 0) return;
-  const Tile tile(args, cut.sequence, cut.kv_head, cut.tile * args.tile_queries, args.tile_queries);
-  CombineSlots<D>(args, tile, cut.slot, cut.prefix, cut.chunks, static_cast<int>(threadIdx.x), 256);
+  for (;;) {
+    shared.queries.AwaitFull();
+    const Span span = shared.QueriesSpan();
+    if (span.chunks == 0) return;
+    AttendSpan<D>(args, span, shared);
+  }
 }
 
 // --- Launchers
 // -----------------------------------------------------------------------------------------------------------
 
-constexpr int64_t kMaxClusters = 24;  // more do not run at once
-
 template <int D>
 void LaunchFewQueries(const AttentionArgs& args, Stream& stream) {
-  const int64_t clusters = args.batch.context_len.size * args.kv.num_kv_heads;
-  if (clusters <= kMaxClusters) {
-    Launch(stream, ClusterKernel<D>, Grid(clusters * ClusterWalk::kClusterBlocks), kThreads,
-           Shared<D, kClusterPerSm>::kBytes, args);
-    return;
-  }
-  const int64_t blocks = int64_t{StateOf(stream).num_sms} * kBalancedPerSm<D>;
-  Launch(stream, BalancedKernel<D>, Grid(blocks), kThreads, Shared<D, kBalancedPerSm<D>>::kBytes, args);
-  Launch(stream, CombineCutsKernel<D>, Grid(blocks), 256, 0, args);
+  const int64_t blocks = int64_t{StateOf(stream).num_sms} * kBlocksPerSm<D>;
+  MILLRACE_CHECK(Plan::Counters(blocks) <= State::kNumCounters, "the blocks have counters", blocks);
+  Launch(stream, FewQueriesKernel<D>, Grid(blocks), kThreads, Shared<D>::Bytes(args.batch.context_len.size), args);
 }
 
 }  // namespace

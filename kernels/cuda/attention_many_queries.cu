@@ -4,6 +4,8 @@
 // ring in shared memory, q . k goes by wgmma into 64 registers a thread, weights stay in registers as the other
 // product's left side, p . v goes to D / 2 registers and is combined with D / 2 totals. Blocks begin with the last
 // tiles, which see most. Bound: 4 D FLOPs per query and token.
+#include "kernels/check.h"
+#include "kernels/cuda/attention_plan.cuh"
 #include "kernels/cuda/attention_products.cuh"
 #include "kernels/cuda/attention_ring.cuh"
 
@@ -25,6 +27,7 @@ constexpr int kColumnTiles = kChunkTokens / 8;
 template <int D>
 constexpr int kSlotBytes = kChunkTokens* D * 2;
 constexpr int kSegmentBytes = kChunkTokens * 128;
+using TileRing = Ring<2, static_cast<int>(sizeof(Tile))>;
 template <int D>
 using ChunkRing = Ring<kSlots, kSlotBytes<D>>;
 
@@ -33,7 +36,13 @@ struct Shared {
   static constexpr int kQueries = ChunkRing<D>::kBytes;  // [segment][query][dim], swizzled
   static constexpr int kQueriesSegment = kTile * 128;
   static constexpr int kBarriers = kQueries + kTile * D * 2;
-  static constexpr int kBytes = kBarriers + ChunkRing<D>::kBarrierBytes + 1024;  // and room to align
+  static constexpr int kTiles = kBarriers + ChunkRing<D>::kBarrierBytes;
+  static constexpr int kTileBarriers = kTiles + TileRing::kBytes;
+  static constexpr int kEnds = kTileBarriers + TileRing::kBarrierBytes;  // of sequences, in tiles
+  // With room to align.
+  static constexpr size_t Bytes(int64_t sequences) {
+    return kEnds + sizeof(int) * static_cast<size_t>(sequences) + 1024;
+  }
 };
 
 __device__ __forceinline__ void SyncWarpgroup() {
@@ -50,34 +59,6 @@ __device__ __forceinline__ void GiveTurn(int warpgroup) {
 __device__ __forceinline__ void ShowToProducts() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
   SyncWarpgroup();
-}
-
-// Finds this block's tile; false: there is none. All threads.
-__device__ __forceinline__ bool FindTile(const AttentionArgs& args, Tile& tile) {
-  __shared__ int sums[kThreads / kWarp];
-  __shared__ int found_sequence, found_first;
-  const auto tiles_of = [&](int s) {
-    const int queries = args.Rows(s) * args.group;
-    return queries >= args.many_queries ? (queries + kTile - 1) / kTile : 0;
-  };
-  const int count = args.Sequences(), per_thread = (count + kThreads - 1) / kThreads;
-  const int first = static_cast<int>(threadIdx.x) * per_thread, last = min(first + per_thread, count);
-  int mine = 0, total = 0;
-  for (int s = first; s < last; ++s) mine += tiles_of(s);
-  int before = BlockScan(mine, sums, total);
-  const int wanted = total - 1 - static_cast<int>(blockIdx.x) / args.kv.num_kv_heads;
-  if (wanted < 0) return false;
-  for (int s = first; s < last; ++s) {
-    const int after = before + tiles_of(s);
-    if (before <= wanted && wanted < after) {
-      found_sequence = s;
-      found_first = (wanted - before) * kTile;
-    }
-    before = after;
-  }
-  __syncthreads();
-  tile = Tile(args, found_sequence, static_cast<int>(blockIdx.x) % args.kv.num_kv_heads, found_first, kTile);
-  return true;
 }
 
 template <int D>
@@ -168,99 +149,135 @@ __device__ __forceinline__ void StoreOut(const AttentionArgs& args, const Tile& 
   }
 }
 
+// scores = q . k; under way when it returns.
+template <int D>
+__device__ __forceinline__ void StartScores(float (&scores)[4 * kColumnTiles], uint32_t queries, uint32_t keys) {
+#pragma unroll
+  for (int i = 0; i < D / 16; ++i) {
+    MultiplyScores(scores, Operand(queries + static_cast<uint32_t>(i / 4 * Shared<D>::kQueriesSegment + i % 4 * 32)),
+                   Operand(keys + static_cast<uint32_t>(i / 4 * kSegmentBytes + i % 4 * 32)), i != 0 ? 1 : 0);
+  }
+  CommitProducts();
+}
+// out = p . v; under way when it returns.
+template <int D>
+__device__ __forceinline__ void StartOut(float (&out)[D / 2], const uint32_t (&weights)[kChunkTokens / 16][4],
+                                         uint32_t values) {
+#pragma unroll
+  for (int step = 0; step < kChunkTokens / 16; ++step) {
+    MultiplyWeights(out, weights[step], Operand(values + static_cast<uint32_t>(step * 2048), kSegmentBytes),
+                    step != 0 ? 1 : 0);
+  }
+  CommitProducts();
+}
+
+template <int D>
+__device__ __forceinline__ void Add(float (&total)[D / 2], MaxSum (&state)[2], const float (&out)[D / 2],
+                                    const MaxSum (&chunk_state)[2]) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    float keep_old, keep_new;
+    state[half] = Combine(state[half], chunk_state[half], keep_old, keep_new);
+#pragma unroll
+    for (int n = 0; n < D / 8; ++n) {
+#pragma unroll
+      for (int e = 2 * half; e < 2 * half + 2; ++e) {
+        total[4 * n + e] = CombineOut(total[4 * n + e], keep_old, out[4 * n + e], keep_new);
+      }
+    }
+  }
+}
+
+template <int D>
+__device__ __forceinline__ void GiveBack(ChunkRing<D>& ring) {
+  if (threadIdx.x % kWarp == 0) Arrive(ring.Empty());
+  ring.Advance();
+}
+
 // The computing warpgroups: in its turn one weighs the values of the chunk before and scores this one's keys.
 template <int D>
 __device__ __forceinline__ void Attend(const AttentionArgs& args, const Tile& tile, ChunkRing<D>& ring,
                                        uint32_t shared) {
-  const int warpgroup = static_cast<int>(threadIdx.x) / kWarpgroup, first = warpgroup * kWarpgroupQueries;
-  const int lane = static_cast<int>(threadIdx.x) % kWarp;
-  const int query = first + static_cast<int>(threadIdx.x) % kWarpgroup / kWarp * 16 + lane / 4;
-  const uint32_t queries = shared + static_cast<uint32_t>(Shared<D>::kQueries);
-  if (warpgroup == 1) GiveTurn(0);
-  LoadQueries<D>(args, tile, queries, first);
+  // The same for the whole warp, and known to be.
+  const int warpgroup = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / kWarpgroup, 0);
+  const int first = warpgroup * kWarpgroupQueries;
+  const int query =
+      first + static_cast<int>(threadIdx.x) % kWarpgroup / kWarp * 16 + static_cast<int>(threadIdx.x) % kWarp / 4;
+  const uint32_t all_queries = shared + static_cast<uint32_t>(Shared<D>::kQueries);
+  const uint32_t queries = all_queries + static_cast<uint32_t>(first * 128);
+  LoadQueries<D>(args, tile, all_queries, first);
   const int seen[2] = {tile.Visible(args, query), tile.Visible(args, query + 8)};
   const int least = first + kWarpgroupQueries <= tile.queries ? tile.Visible(args, first) : 0;
-  const int most = first < tile.queries ? tile.Visible(args, min(first + kWarpgroupQueries, tile.queries) - 1) : 0;
-  const int chunks = tile.Chunks(), own = (most + kChunkTokens - 1) / kChunkTokens;
+  const int most = tile.Visible(args, min(first + kWarpgroupQueries, max(tile.queries, first + 1)) - 1);
+  const int chunks = tile.Chunks(), own = __shfl_sync(~0u, (most + kChunkTokens - 1) / kChunkTokens, 0);
+  const auto end_turn = [&] { GiveTurn(1 - warpgroup); };
 
-  float total[D / 2], out[D / 2], scores[4 * kColumnTiles];
-  uint32_t weights[kChunkTokens / 16][4];
-  MaxSum state[2], chunk_state[2];
-#pragma unroll
-  for (int i = 0; i < D / 2; ++i) total[i] = 0;
-  for (int c = 0; c <= own; ++c) {
-    const int begin = c * kChunkTokens;
-    const uint32_t values = ring.Buffer();
-    if (c > 0) {
-      ring.AwaitFull();
-      const int left = tile.limit - begin + kChunkTokens;
-      if (left < kChunkTokens) ClearBeyond<D>(values, left);
-    }
-    TakeTurn(warpgroup);
-    FenceProducts();
-    if (c > 0) {
+  if (own > 0) {
+    float total[D / 2], out[D / 2], scores[4 * kColumnTiles];
+    uint32_t weights[kChunkTokens / 16][4];
+    MaxSum state[2], chunk_state[2];
+    const auto soften = [&](int c) {
+      const int begin = c * kChunkTokens, visible[2] = {seen[0] - begin, seen[1] - begin};
+      SoftenScores(scores, chunk_state, visible, begin + kChunkTokens > least, args.scale);
 #pragma unroll
       for (int step = 0; step < kChunkTokens / 16; ++step) {
-        MultiplyWeights(out, weights[step], Operand(values + static_cast<uint32_t>(step * 2048), kSegmentBytes),
-                        step != 0 ? 1 : 0);
+#pragma unroll
+        for (int e = 0; e < 4; ++e) weights[step][e] = PackPair(scores[8 * step + 2 * e], scores[8 * step + 2 * e + 1]);
       }
-      CommitProducts();
+    };
+#pragma unroll
+    for (int i = 0; i < D / 2; ++i) total[i] = 0;
+    ring.AwaitFull();
+    TakeTurn(warpgroup);
+    FenceProducts();
+    StartScores<D>(scores, queries, ring.Buffer());
+    AwaitProducts<0>();
+    end_turn();
+    Reread(scores);
+    GiveBack<D>(ring);
+    soften(0);
+    for (int c = 1; c < own; ++c) {
+      ring.AwaitFull();
+      ring.Ahead(1).AwaitFull();
+      TakeTurn(warpgroup);
+      FenceProducts();
+      StartOut<D>(out, weights, ring.Buffer());
       AwaitProducts<0>();
       Reread(out);
-      if (lane == 0) Arrive(ring.Empty());
-      ring.Advance();
-    }
-    if (c < own) {
-      ring.AwaitFull();
-      const uint32_t keys = ring.Buffer();
+      GiveBack<D>(ring);
       FenceProducts();
-#pragma unroll
-      for (int i = 0; i < D / 16; ++i) {
-        const uint32_t a =
-            queries + static_cast<uint32_t>(i / 4 * Shared<D>::kQueriesSegment + first * 128 + i % 4 * 32);
-        MultiplyScores(scores, Operand(a), Operand(keys + static_cast<uint32_t>(i / 4 * kSegmentBytes + i % 4 * 32)),
-                       i != 0 ? 1 : 0);
-      }
-      CommitProducts();
+      StartScores<D>(scores, queries, ring.Buffer());
+      Add<D>(total, state, out, chunk_state);
+      AwaitProducts<0>();
+      end_turn();
+      Reread(scores);
+      GiveBack<D>(ring);
+      soften(c);
     }
-    if (c > 0) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        float keep_old, keep_new;
-        state[half] = Combine(state[half], chunk_state[half], keep_old, keep_new);
-#pragma unroll
-        for (int n = 0; n < D / 8; ++n) {
-#pragma unroll
-          for (int e = 2 * half; e < 2 * half + 2; ++e) {
-            total[4 * n + e] = CombineOut(total[4 * n + e], keep_old, out[4 * n + e], keep_new);
-          }
-        }
-      }
-    }
+    ring.AwaitFull();
+    const int left = tile.limit - (own - 1) * kChunkTokens;
+    if (left < kChunkTokens) ClearBeyond<D>(ring.Buffer(), left);
+    TakeTurn(warpgroup);
+    FenceProducts();
+    StartOut<D>(out, weights, ring.Buffer());
     AwaitProducts<0>();
-    if (warpgroup == 0 || c < chunks) GiveTurn(1 - warpgroup);
-    if (c == own) break;
-    Reread(scores);
-    if (lane == 0) Arrive(ring.Empty());
-    ring.Advance();
-    const int visible[2] = {seen[0] - begin, seen[1] - begin};
-    SoftenScores(scores, chunk_state, visible, begin + kChunkTokens > least, args.scale);
-#pragma unroll
-    for (int step = 0; step < kChunkTokens / 16; ++step) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) weights[step][e] = PackPair(scores[8 * step + 2 * e], scores[8 * step + 2 * e + 1]);
-    }
+    end_turn();
+    Reread(out);
+    GiveBack<D>(ring);
+    Add<D>(total, state, out, chunk_state);
+    StoreOut<D>(args, tile, query, state, total);
+  } else {
+    TakeTurn(warpgroup);
+    end_turn();
   }
-  StoreOut<D>(args, tile, query, state, total);
   // What only the other warpgroup sees.
   for (int c = own + 1; c <= chunks; ++c) {
     for (int part = 0; part < 2; ++part) {
       ring.AwaitFull();
-      if (lane == 0) Arrive(ring.Empty());
-      ring.Advance();
+      GiveBack<D>(ring);
     }
     TakeTurn(warpgroup);
-    if (warpgroup == 0 || c < chunks) GiveTurn(1 - warpgroup);
+    end_turn();
   }
 }
 
@@ -292,20 +309,64 @@ __device__ __forceinline__ void Feed(const AttentionArgs& args, const Tile& tile
 template <int D>
 __global__ void __launch_bounds__(kThreads, 1) ManyQueriesKernel(AttentionArgs args) {
   AwaitInputs();
-  Tile tile;
-  if (!FindTile(args, tile)) return;
   extern __shared__ uint8_t raw[];
-  const uint32_t shared = (SharedAddress(raw) + 1023u) & ~1023u;
+  uint8_t* const base = raw + (-SharedAddress(raw) & 1023u);
+  const uint32_t shared = SharedAddress(base);
   ChunkRing<D> ring{shared, shared + static_cast<uint32_t>(Shared<D>::kBarriers)};
-  if (threadIdx.x == 0) ring.Init(kComputing / kWarp);
+  TileRing tile_ring{shared + static_cast<uint32_t>(Shared<D>::kTiles),
+                     shared + static_cast<uint32_t>(Shared<D>::kTileBarriers)};
+  Tile* const tiles = reinterpret_cast<Tile*>(base + Shared<D>::kTiles);
+  if (threadIdx.x == 0) {
+    ring.Init(kComputing / kWarp);
+    tile_ring.Init(kComputing / kWarp);
+  }
   __syncthreads();
   if (threadIdx.x >= kComputing) {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
-    if (threadIdx.x >= kComputing + kWarp) return;
-    Feed<D>(args, tile, ring);
+    const bool feeds = threadIdx.x < kComputing + kWarp;
+    int* const ends = reinterpret_cast<int*>(base + Shared<D>::kEnds);
+    int count = 0;
+    if (feeds) {
+      count = ScanSequences(args, ends, [&](int s) {
+        const int queries = args.Rows(s) * args.group;
+        return queries >= args.many_queries ? (queries + kTile - 1) / kTile : 0;
+      });
+    }
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+    if (!feeds) return;
+    const int heads = args.kv.num_kv_heads;
+    for (;;) {
+      const int number = TakeNumber(args.counters, count * heads);
+      const bool more = number < count * heads;
+      Tile tile;
+      if (more) {
+        int start;
+        const int place = count - 1 - number / heads, sequence = FindSequence(args, ends, place, start);
+        tile = Tile(args, sequence, number % heads, (place - start) * kTile, kTile);
+      } else {
+        tile.queries = 0;
+      }
+      tile_ring.AwaitEmpty();
+      if (threadIdx.x % kWarp == 0) {
+        tiles[tile_ring.index] = tile;
+        Arrive(tile_ring.Full());
+      }
+      __syncwarp();
+      tile_ring.Advance();
+      if (!more) return;
+      Feed<D>(args, tile, ring);
+    }
   } else {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
-    Attend<D>(args, tile, ring, shared);
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+    if (threadIdx.x >= kWarpgroup) GiveTurn(0);
+    for (;;) {
+      tile_ring.AwaitFull();
+      const Tile tile = tiles[tile_ring.index];
+      __syncwarp();
+      if (threadIdx.x % kWarp == 0) Arrive(tile_ring.Empty());
+      tile_ring.Advance();
+      if (tile.queries == 0) return;
+      Attend<D>(args, tile, ring, shared);
+    }
   }
 }
 
@@ -313,17 +374,15 @@ __global__ void __launch_bounds__(kThreads, 1) ManyQueriesKernel(AttentionArgs a
 // -----------------------------------------------------------------------------------------------------------
 
 template <int D>
-void LaunchManyQueries(const AttentionArgs& args, int64_t rows, Stream& stream) {
-  // Sequences that are not the other kernel's have a whole tile at least.
-  const int64_t whole = rows * args.group / kTile;
-  const int64_t tiles = whole + std::min(whole, args.batch.context_len.size);
-  Launch(stream, ManyQueriesKernel<D>, Grid(tiles * args.kv.num_kv_heads), kThreads, Shared<D>::kBytes, args);
+void LaunchManyQueries(const AttentionArgs& args, Stream& stream) {
+  Launch(stream, ManyQueriesKernel<D>, Grid(StateOf(stream).num_sms), kThreads,
+         Shared<D>::Bytes(args.batch.context_len.size), args);
 }
 
 }  // namespace
 
-void AttendManyQueries(const AttentionArgs& args, int64_t rows, Stream& stream) {
-  args.kv.head_dim == 64 ? LaunchManyQueries<64>(args, rows, stream) : LaunchManyQueries<128>(args, rows, stream);
+void AttendManyQueries(const AttentionArgs& args, Stream& stream) {
+  args.kv.head_dim == 64 ? LaunchManyQueries<64>(args, stream) : LaunchManyQueries<128>(args, stream);
 }
 
 }  // namespace millrace::cuda

@@ -1,184 +1,196 @@
-// Which block attends to what: computed on the GPU by every block for itself, for the host does not know the contexts.
-// The work is laid out as one line, sequence by sequence, kv head by kv head, tile by tile, a tile as long as its
-// sequence has blocks of tokens; every block takes an equal stretch of it, cut at chunks. How it is cut changes no
-// bits.
+// Which block attends to what: computed on the GPU by every block's feeding warp for itself, for the host does not know
+// the contexts. The work is one line of chunks: sequence by sequence, kv head by kv head, tile by tile. Most of the
+// line is cut into one stretch for each block; the rest into small stretches that blocks take as they finish, since not
+// all multiprocessors reach the memory equally fast. How the line is cut changes no bits.
 #pragma once
 
 #include "kernels/cuda/attention.cuh"
 
 namespace millrace::cuda {
 
-// Chunks first, first + step, … < last of a tile, and where results go that are not the tile's whole.
+// Chunks [first, last) of a tile. Where that is not all of them, results go to slots.
 struct Span {
   Tile tile;
   int first;
   int last;
-  int step;
-  int chunks;  // of the tile
-  int slot;    // of chunk 0
+  int chunks;   // of the tile; 0: there is no more work
+  int prefix;   // chunks that come combined in one slot, that of the last of them
+  int slot;     // of chunk 0
+  int counter;  // of the tile's chunks that are done
 
-  // Whether chunks are combined as they come.
-  __device__ bool Combines() const { return first == 0 && step == 1; }
+  __device__ bool Whole() const { return first == 0 && last == chunks; }
 };
 
-// A sequence's tiles of one kv head; 0 where they are the other kernel's.
-__device__ __forceinline__ int TilesOf(const AttentionArgs& args, int s) {
-  const int queries = args.Rows(s) * args.group;
-  return queries >= args.many_queries ? 0 : (queries + args.tile_queries - 1) / args.tile_queries;
+// Sets ends[s] to the sum of length(s) over the sequences up to s; returns the sum over all. All lanes of one warp.
+template <class Fn>
+__device__ __forceinline__ int ScanSequences(const AttentionArgs& args, int* ends, const Fn& length) {
+  constexpr int kAtOnce = 8;  // sequences of a lane whose loads are under way together
+  const int lane = static_cast<int>(threadIdx.x) % kWarp, count = args.Sequences();
+  int before = 0;
+  for (int begin = 0; begin < count; begin += kAtOnce * kWarp) {
+    const int first = begin + lane * kAtOnce;
+    int lengths[kAtOnce], sum = 0;
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) lengths[i] = first + i < count ? length(first + i) : 0;
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) sum += lengths[i];
+    int through = sum;
+#pragma unroll
+    for (int distance = 1; distance < kWarp; distance *= 2) {
+      const int other = __shfl_up_sync(~0u, through, distance);
+      if (lane >= distance) through += other;
+    }
+    int end = before + through - sum;
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      end += lengths[i];
+      if (first + i < count) ends[first + i] = end;
+    }
+    before += __shfl_sync(~0u, through, kWarp - 1);
+  }
+  __syncwarp();
+  return before;
 }
 
-class BalancedWalk {
- public:
-  static constexpr bool kShared = false;
-
-  // All threads of the block.
-  template <int kThreads>
-  static __device__ BalancedWalk Plan(const AttentionArgs& args) {
-    __shared__ int64_t sums[kThreads / kWarp];
-    __shared__ int found_position, found_tiles, found_sequence;
-    const int count = args.Sequences(), per_thread = (count + kThreads - 1) / kThreads;
-    const int first = static_cast<int>(threadIdx.x) * per_thread, last = min(first + per_thread, count);
-    // Length in the high bits, tiles in the low ones: one scan for both.
-    const auto work = [&](int s) {
-      const int64_t tiles = int64_t{args.kv.num_kv_heads} * TilesOf(args, s);
-      return (tiles * Length(args, s)) << 32 | tiles;
-    };
-    int64_t mine = 0, total = 0;
-    for (int s = first; s < last; ++s) mine += work(s);
-    int64_t before = BlockScan(mine, sums, total);
-    const int length = static_cast<int>(total >> 32), blocks = static_cast<int>(gridDim.x);
-    const int share = length / blocks, rest = length - share * blocks, block = static_cast<int>(blockIdx.x);
-    BalancedWalk walk;
-    walk.begin_ = block * share + min(block, rest);
-    walk.end_ = walk.begin_ + share + (block < rest ? 1 : 0);
-    walk.previous_ = walk.begin_ - share - (block <= rest ? 1 : 0);
-    walk.cuts_ = length / kChunkBlocks + static_cast<int>(total) < args.num_slots;
-    for (int s = first; s < last; ++s) {
-      const int64_t after = before + work(s);
-      if (before >> 32 <= walk.begin_ && walk.begin_ < after >> 32) {
-        found_sequence = s;
-        found_position = static_cast<int>(before >> 32);
-        found_tiles = static_cast<int>(before);
-      }
-      before = after;
+// The sequence whose part of the line holds a place, and where that part begins.
+__device__ __forceinline__ int FindSequence(const AttentionArgs& args, const int* ends, int place, int& start) {
+  int low = 0, high = args.Sequences() - 1;
+  while (low < high) {
+    const int middle = (low + high) / 2;
+    if (ends[middle] > place) {
+      high = middle;
+    } else {
+      low = middle + 1;
     }
-    __syncthreads();
-    if (walk.begin_ == walk.end_) return walk;
-    walk.sequence_ = found_sequence;
-    walk.Enter(args);
-    walk.tile_ = (walk.begin_ - found_position) / walk.length_;
-    walk.tiles_before_ = found_tiles + walk.tile_;
-    walk.position_ = found_position + walk.tile_ * walk.length_;
-    return walk;
   }
+  start = low > 0 ? ends[low - 1] : 0;
+  return low;
+}
 
-  __device__ bool Next(const AttentionArgs& args, Span& span) {
-    while (position_ < end_) {
-      const int head = tile_ / tiles_, first_query = tile_ % tiles_ * args.tile_queries;
-      span.tile = Tile(args, sequence_, head, first_query, args.tile_queries);
-      span.chunks = span.tile.Chunks();
-      span.first = ChunkAt(begin_, span.chunks);
-      span.last = ChunkAt(end_, span.chunks);
-      span.step = 1;
-      span.slot = position_ / kChunkBlocks + tiles_before_;
-      position_ += length_;
-      ++tiles_before_;
-      if (++tile_ == tiles_ * args.kv.num_kv_heads && position_ < end_) {
-        do ++sequence_;
-        while (TilesOf(args, sequence_) == 0);
-        tile_ = 0;
-        Enter(args);
-      }
-      if (span.first < span.last) return true;
-    }
-    return false;
+// The next number of a counter that all blocks share, for all lanes of a warp. Every block takes numbers until one is
+// not below `end`; the last to see that leaves zeros in both counters.
+__device__ __forceinline__ int TakeNumber(int* counters, int end) {
+  int number = 0;
+  if (threadIdx.x % kWarp == 0) {
+    number = atomicAdd(counters, 1);
+    if (number >= end && atomicAdd(counters + 1, 1) == static_cast<int>(gridDim.x) - 1) counters[0] = counters[1] = 0;
   }
+  return __shfl_sync(~0u, number, 0);
+}
 
-  // What CombineCutsKernel has to do about the tile in which this block begins: it is told by the first that begins in
-  // a tile.
-  __device__ Cut Begin(const AttentionArgs& args) const {
-    if (begin_ == end_) return Cut{};
-    const int chunks =
-        Tile(args, sequence_, tile_ / tiles_, tile_ % tiles_ * args.tile_queries, args.tile_queries).Chunks();
-    const int prefix = ChunkAt(begin_, chunks);
-    if (prefix == 0 || prefix == chunks || (previous_ > position_ && ChunkAt(previous_, chunks) > 0)) return Cut{};
-    return {sequence_, tile_ / tiles_, tile_ % tiles_,
-            prefix,    chunks,         static_cast<int>(position_ / kChunkBlocks + tiles_before_)};
-  }
-
- private:
-  static __device__ int Length(const AttentionArgs& args, int s) {
-    return (args.Context(s) + kBlockTokens - 1) / kBlockTokens;
-  }
-  __device__ void Enter(const AttentionArgs& args) {
-    tiles_ = TilesOf(args, sequence_);
-    length_ = Length(args, sequence_);
-  }
-  // The chunk of the current tile that begins nearest to a place on the line.
-  __device__ int ChunkAt(int place, int chunks) const {
-    if (place <= position_) return 0;
-    if (place >= position_ + length_ || !cuts_) return chunks;
-    return min((place - position_ + kChunkBlocks / 2) / kChunkBlocks, chunks);
-  }
-
-  int begin_ = 0, end_ = 0;  // this block's stretch
-  int previous_ = 0;         // where the block before begins
-  int position_ = 0;         // where the current tile begins
-  int tiles_before_ = 0;
-  int sequence_ = 0;
-  int tile_ = 0;  // of the sequence, kv head by kv head
-  int tiles_ = 1;
-  int length_ = 0;
-  bool cuts_ = false;  // the workspace holds what cut tiles need
-};
-
-// Few tiles: a cluster of blocks shares one tile at a time, chunk by chunk.
-class ClusterWalk {
+class Plan {
  public:
-  static constexpr bool kShared = true;
-  static constexpr int kClusterBlocks = 8;
-
-  template <int kThreads>
-  static __device__ ClusterWalk Plan(const AttentionArgs& args) {
-    ClusterWalk walk;
-    walk.wanted_ = static_cast<int>(blockIdx.x) / kClusterBlocks;
-    walk.clusters_ = static_cast<int>(gridDim.x) / kClusterBlocks;
-    walk.slots_ = args.num_slots / walk.clusters_;
-    walk.first_slot_ = walk.wanted_ * walk.slots_;
-    return walk;
+  // All lanes of the feeding warp; `ends` has room for every sequence.
+  __device__ Plan(const AttentionArgs& args, int* ends) : ends_(ends) {
+    length_ = ScanSequences(args, ends, [&](int s) { return Length(args, s); });
+    cuts_ = length_ <= args.num_slots;
+    const int blocks = static_cast<int>(gridDim.x);
+    const int each = length_ / blocks;
+    unit_ = each < kLeastChunks ? 0 : max(each / kUnits, 1);
+    stretch_ = unit_ > 0 ? each - unit_ * kUnitsTaken : (length_ + blocks - 1) / blocks;
+    stretches_ = min(blocks, (length_ + stretch_ - 1) / max(stretch_, 1));
+    taken_from_ = min(stretches_ * stretch_, length_);
+    Enter(args, static_cast<int>(blockIdx.x));
   }
 
-  // Every block of a cluster gets every span, empty or not.
-  __device__ bool Next(const AttentionArgs& args, Span& span) {
-    for (; sequence_ < args.Sequences(); ++sequence_) {
-      const int tiles = TilesOf(args, sequence_), all = tiles * args.kv.num_kv_heads;
-      if (wanted_ < all) {
-        span.tile = Tile(args, sequence_, wanted_ / tiles, wanted_ % tiles * args.tile_queries, args.tile_queries);
-        span.chunks = span.last = span.tile.Chunks();
-        span.first = Rank();
-        span.step = kClusterBlocks;
-        if (span.chunks <= 1 || span.chunks > slots_) {
-          span.first = Rank() == 0 ? 0 : span.chunks;
-          span.step = 1;
+  // The next span of this block; all lanes. `counters` are zeros between kernels.
+  __device__ Span Next(const AttentionArgs& args, int* counters) {
+    Span span;
+    for (;;) {
+      while (position_ < end_) {
+        if (tile_ == tiles_) {
+          do ++sequence_;
+          while (ends_[sequence_] == ends_[sequence_ - 1]);
+          tile_ = 0;
+          EnterSequence(args);
         }
-        span.slot = first_slot_;
-        wanted_ += clusters_;
-        return true;
+        const int per_head = tiles_ / args.kv.num_kv_heads;
+        span.tile = Tile(args, sequence_, tile_ / per_head, tile_ % per_head * args.tile_queries, args.tile_queries);
+        span.chunks = span.tile.Chunks();
+        const int at = position_;
+        const bool begins = begin_ <= at, ends = end_ >= at + of_tile_;
+        position_ += of_tile_;
+        ++tile_;
+        if (cuts_) {
+          span.first = begins ? 0 : min(begin_ - at, span.chunks);
+          span.last = ends ? span.chunks : min(end_ - at, span.chunks);
+          span.counter = StretchAfter(at);
+          span.prefix = min(Boundary(span.counter) - at, span.chunks);
+          span.slot = at;
+        } else {
+          span.first = 0;
+          span.last = begins ? span.chunks : 0;
+        }
+        if (span.first < span.last) return span;
       }
-      wanted_ -= all;
+      const int units = unit_ == 0 ? 0 : (length_ - taken_from_ + unit_ - 1) / unit_;
+      const int number = unit_ == 0 ? 0 : TakeNumber(counters, units);
+      if (number >= units) {
+        span.chunks = 0;
+        return span;
+      }
+      Enter(args, stretches_ + number);
     }
-    return false;
   }
-  // Whether the blocks' results of a span are to be combined.
-  static __device__ bool Shared(const Span& span) { return span.step > 1; }
-  static __device__ int Rank() { return static_cast<int>(blockIdx.x) % kClusterBlocks; }
+
+  // Counters that a grid of `blocks` needs; those of tiles follow two of the plan's own.
+  static constexpr int kCounters = 2;
+  static int64_t Counters(int64_t blocks) { return kCounters + blocks * (kUnitsTaken + 3); }
 
  private:
-  int wanted_ = 0;  // the next tile of this cluster, counted from the first of the current sequence
-  int clusters_ = 1;
-  int slots_ = 0;  // of this cluster
-  int first_slot_ = 0;
+  static constexpr int kUnits = 16;       // small stretches as long as a block's share …
+  static constexpr int kUnitsTaken = 4;   // … of which so many are not its own
+  static constexpr int kLeastChunks = 32;  // of a share; smaller ones are the blocks' own
+
+  static __device__ int Tiles(const AttentionArgs& args, int rows) {
+    const int queries = rows * args.group;
+    if (queries <= args.tile_queries) return queries > 0 ? args.kv.num_kv_heads : 0;
+    return queries >= args.many_queries
+               ? 0
+               : args.kv.num_kv_heads * ((queries + args.tile_queries - 1) / args.tile_queries);
+  }
+  static __device__ int ChunksOf(int context) { return (context + kChunkTokens - 1) / kChunkTokens; }
+  static __device__ int Length(const AttentionArgs& args, int s) {
+    return Tiles(args, args.Rows(s)) * ChunksOf(args.Context(s));
+  }
+
+  // Where stretch i begins.
+  __device__ int Boundary(int i) const {
+    return i < stretches_ ? i * stretch_ : min(taken_from_ + (i - stretches_) * unit_, length_);
+  }
+  // The first stretch that begins after a place.
+  __device__ int StretchAfter(int place) const {
+    return place < taken_from_ ? place / stretch_ + 1 : stretches_ + (place - taken_from_) / max(unit_, 1) + 1;
+  }
+  __device__ void Enter(const AttentionArgs& args, int stretch) {
+    begin_ = Boundary(stretch);
+    end_ = Boundary(stretch + 1);
+    position_ = begin_;
+    if (begin_ >= end_) return;
+    int start;
+    sequence_ = FindSequence(args, ends_, begin_, start);
+    EnterSequence(args);
+    tile_ = (begin_ - start) / of_tile_;
+    position_ = start + tile_ * of_tile_;
+  }
+  __device__ void EnterSequence(const AttentionArgs& args) {
+    tiles_ = Tiles(args, args.Rows(sequence_));
+    of_tile_ = ChunksOf(args.Context(sequence_));
+  }
+
+  int* ends_;        // [S] where each sequence ends on the line
+  int length_;       // of the line
+  int stretch_;      // the length of each block's own
+  int stretches_;    // how many blocks have one
+  int unit_;         // the length of those that are taken; 0: there are none
+  int taken_from_;   // where they begin
+  int begin_, end_;  // the current stretch
+  int position_;     // where the current tile begins
   int sequence_ = 0;
+  int tile_ = 0;     // of the sequence, kv head by kv head
+  int tiles_ = 0;    // of the sequence
+  int of_tile_ = 0;  // chunks of a tile on the line; its rows may see less
+  bool cuts_;        // the slots suffice; else a tile is its first block's
 };
 
 }  // namespace millrace::cuda

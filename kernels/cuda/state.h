@@ -27,10 +27,13 @@ struct State : Stream::State {
   void Mark(int mark) override;
   void AwaitMark(int mark) override;
 
+  static constexpr int kNumCounters = 1 << 14;
+
   const int ordinal;
   int num_sms = 0;
   cudaStream_t queue = nullptr;
   cudaEvent_t marks[Stream::kMarks] = {};
+  int* counters = nullptr;  // [kNumCounters] zeros between kernels: who counts there leaves zeros
 };
 
 inline State& StateOf(const Stream& stream) { return static_cast<State&>(stream.state()); }

@@ -29,9 +29,12 @@ State::State(int gpu) : Stream::State(Device::kCuda), ordinal(gpu) {
   for (cudaEvent_t& mark : marks) {
     CheckCuda(cudaEventCreateWithFlags(&mark, cudaEventDisableTiming), "cudaEventCreate");
   }
+  counters = reinterpret_cast<int*>(Allocate(kNumCounters * sizeof(int)));
+  CheckCuda(counters == nullptr ? cudaErrorMemoryAllocation : cudaSuccess, "the counters' memory");
 }
 
 State::~State() {
+  CheckCuda(cudaFree(counters), "cudaFree");
   for (cudaEvent_t mark : marks) CheckCuda(cudaEventDestroy(mark), "cudaEventDestroy");
   CheckCuda(cudaStreamDestroy(queue), "cudaStreamDestroy");
 }
