@@ -76,10 +76,18 @@ __device__ __forceinline__ void StoreOutputs(bf16* y, float a, float b) {
   *reinterpret_cast<uint32_t*>(y) = PackPair(a, b);
 }
 
-// kPacked as above. Few rows: one pass over the weights for every 64 rows.
-template <class Y, bool kPacked>
+__device__ __forceinline__ void StoreOutputs(float* y, float4 v) { *reinterpret_cast<float4*>(y) = v; }
+__device__ __forceinline__ void StoreOutputs(bf16* y, float4 v) {
+  *reinterpret_cast<uint2*>(y) = make_uint2(PackPair(v.x, v.y), PackPair(v.z, v.w));
+}
+
+// Up to 16 rows, and more than that; their rows and the weights' start at multiples of 16 bytes.
+template <class Y>
 void LinearFewRows(const LinearArgs& args, Stream& stream);
-template <class Y, bool kPacked>
+template <class Y>
 void LinearManyRows(const LinearArgs& args, Stream& stream);
+// Any rows, and any alignment.
+template <class Y>
+void LinearUnaligned(const LinearArgs& args, Stream& stream);
 
 }  // namespace millrace::cuda

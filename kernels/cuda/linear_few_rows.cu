@@ -15,94 +15,93 @@ namespace {
 
 constexpr int kThreads = kSegments * kWarp;
 
-// kM tiles of 16 rows, kN tiles of 8 outputs.
-template <int kM, int kN>
+// kX tiles of 8 rows of x (one or two), kN tiles of 8 outputs, kib KiB for each warp's ring.
+template <int kX, int kN, int kib>
 struct Shape {
-  static constexpr int kRows = kM * 16 + kN * 8;
-  static constexpr int kStageBytes = kRows * kTileBytes;
-  static constexpr int kStages = std::clamp(24 * 1024 / kStageBytes, 4, 8);
-  static constexpr int kSharedBytes = kSegments * kStages * kStageBytes;
+  static constexpr int kStageBytes = (kX + kN) * 8 * kTileBytes;
+  static constexpr int kStages = std::clamp(kib * 1024 / kStageBytes, 2, 16);
 };
 
 // Four rows at once: eight lanes bring one line.
 template <int kTiles, bool kPacked>
 using Source = ChunkSource<kTiles * 2, 4, kPacked>;  // tiles of 8 rows
 
-template <int kM, int kN, bool kPacked>
-__device__ __forceinline__ void LoadStage(uint32_t stage, const Source<2 * kM, kPacked>& x,
-                                          const Source<kN, kPacked>& w, int64_t tile) {
+// The stage's rows from `first_row` on.
+template <int kTiles, bool kPacked>
+__device__ __forceinline__ void LoadTiles(uint32_t stage, int first_row, const Source<kTiles, kPacked>& rows,
+                                          int64_t tile) {
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
 #pragma unroll
-  for (int i = 0; i < kM * 4; ++i) x.Load(i, Swizzled(stage, i * 4 + lane / 8, lane % 8), tile);
-#pragma unroll
-  for (int i = 0; i < kN * 2; ++i) w.Load(i, Swizzled(stage, kM * 16 + i * 4 + lane / 8, lane % 8), tile);
+  for (int i = 0; i < kTiles * 2; ++i) rows.Load(i, Swizzled(stage, first_row + i * 4 + lane / 8, lane % 8), tile);
 }
 
-template <int kM, int kN>
-__device__ __forceinline__ void MultiplyStage(float (&sum)[kM][kN][4], uint32_t stage) {
+template <int kX, int kN>
+__device__ __forceinline__ void MultiplyStage(float (&sum)[kN][4], uint32_t stage) {
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
 #pragma unroll
   for (int two = 0; two < kTileK / 32; ++two) {  // two steps of 16
-    uint32_t b[kN][4];
+    uint32_t a[kX][4], b[kN][4];                 // of eight rows, both steps
 #pragma unroll
-    for (int n = 0; n < kN; ++n) LoadMatrices(b[n], Swizzled(stage, kM * 16 + n * 8 + lane % 8, two * 4 + lane / 8));
+    for (int i = 0; i < kX; ++i) LoadMatrices(a[i], Swizzled(stage, i * 8 + lane % 8, two * 4 + lane / 8));
+#pragma unroll
+    for (int n = 0; n < kN; ++n) LoadMatrices(b[n], Swizzled(stage, (kX + n) * 8 + lane % 8, two * 4 + lane / 8));
 #pragma unroll
     for (int s = 0; s < 2; ++s) {
 #pragma unroll
-      for (int m = 0; m < kM; ++m) {
-        uint32_t a[4];
-        LoadMatrices(a, Swizzled(stage, m * 16 + lane % 16, two * 4 + s * 2 + lane / 16));
-#pragma unroll
-        for (int n = 0; n < kN; ++n) Multiply(sum[m][n], a[0], a[1], a[2], a[3], b[n][2 * s], b[n][2 * s + 1]);
+      for (int n = 0; n < kN; ++n) {
+        Multiply(sum[n], a[0][2 * s], kX == 2 ? a[kX - 1][2 * s] : 0u, a[0][2 * s + 1],
+                 kX == 2 ? a[kX - 1][2 * s + 1] : 0u, b[n][2 * s], b[n][2 * s + 1]);
       }
     }
   }
 }
 
-template <int kM, int kN, class Y, bool kPacked>
-__global__ void __launch_bounds__(kThreads) FewRowsKernel(LinearArgs args) {
-  AwaitInputs();
-  using S = Shape<kM, kN>;
+template <int kX, int kN, int kib, class Y, bool kPacked>
+__global__ void __launch_bounds__(kThreads) FewRowsKernel(LinearArgs args, int ring_bytes) {
+  using S = Shape<kX, kN, kib>;
   extern __shared__ __align__(1024) uint8_t shared[];
   const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = static_cast<int>(threadIdx.x) % kWarp;
-  const int64_t first_n = int64_t{blockIdx.x} * kN * 8, first_m = int64_t{blockIdx.y} * kM * 16;
+  const int64_t first_n = int64_t{blockIdx.x} * kN * 8, first_m = int64_t{blockIdx.y} * kX * 8;
   const int64_t tiles = TilesOf(args.k), per_segment = TilesPerSegment(args.k);
   const int64_t begin = warp * per_segment, end = min(begin + per_segment, tiles);
-  const uint32_t ring = SharedAddress(shared) + static_cast<uint32_t>(warp * S::kStages * S::kStageBytes);
-
-  const Source<2 * kM, kPacked> x(args.x, first_m + lane / 8, args.m, args.k, lane % 8);
+  const uint32_t ring = SharedAddress(shared) + static_cast<uint32_t>(warp * ring_bytes);
+  const auto stage_at = [ring](int i) { return ring + static_cast<uint32_t>(i * S::kStageBytes); };
+  const Source<kX, kPacked> x(args.x, first_m + lane / 8, args.m, args.k, lane % 8);
   const Source<kN, kPacked> w(args.w, first_n + lane / 8, args.n, args.k, lane % 8);
 
-  float sum[kM][kN][4] = {};
-  for (int i = 0; i < S::kStages - 1; ++i) {
-    if (begin + i < end) LoadStage<kM, kN, kPacked>(ring + static_cast<uint32_t>(i * S::kStageBytes), x, w, begin + i);
+  for (int i = 0; i < S::kStages; ++i) {
+    if (begin + i < end) LoadTiles<kN, kPacked>(stage_at(i), kX * 8, w, begin + i);
+  }
+  AwaitInputs();
+  float sum[kN][4] = {};
+  for (int i = 0; i < S::kStages; ++i) {
+    if (begin + i < end) LoadTiles<kX, kPacked>(stage_at(i), 0, x, begin + i);
     CommitCopies();
   }
   int stage = 0;
   for (int64_t tile = begin; tile < end; ++tile) {
-    WaitCopies<S::kStages - 2>();
+    WaitCopies<S::kStages - 1>();
     __syncwarp();
-    const int64_t ahead = tile + S::kStages - 1;
-    const int free_stage = stage == 0 ? S::kStages - 1 : stage - 1;
-    if (ahead < end) LoadStage<kM, kN, kPacked>(ring + static_cast<uint32_t>(free_stage * S::kStageBytes), x, w, ahead);
+    MultiplyStage<kX, kN>(sum, stage_at(stage));
+    __syncwarp();
+    const int64_t ahead = tile + S::kStages;
+    if (ahead < end) {
+      LoadTiles<kN, kPacked>(stage_at(stage), kX * 8, w, ahead);
+      LoadTiles<kX, kPacked>(stage_at(stage), 0, x, ahead);
+    }
     CommitCopies();
-    MultiplyStage<kM, kN>(sum, ring + static_cast<uint32_t>(stage * S::kStageBytes));
     stage = stage + 1 == S::kStages ? 0 : stage + 1;
   }
-  WaitCopies<0>();
   __syncthreads();
 
   // sums[segment][row][output]
-  constexpr int kWidth = kN * 8, kOutputs = kM * 16 * kWidth;
+  constexpr int kWidth = kN * 8, kOutputs = kX * 8 * kWidth;
   float* const sums = reinterpret_cast<float*>(shared);
 #pragma unroll
-  for (int m = 0; m < kM; ++m) {
-#pragma unroll
-    for (int n = 0; n < kN; ++n) {
-      float* const to = sums + warp * kOutputs + (m * 16 + lane / 4) * kWidth + n * 8 + lane % 4 * 2;
-      *reinterpret_cast<float2*>(to) = make_float2(sum[m][n][0], sum[m][n][1]);
-      *reinterpret_cast<float2*>(to + 8 * kWidth) = make_float2(sum[m][n][2], sum[m][n][3]);
-    }
+  for (int n = 0; n < kN; ++n) {
+    float* const to = sums + warp * kOutputs + lane / 4 * kWidth + n * 8 + lane % 4 * 2;
+    *reinterpret_cast<float2*>(to) = make_float2(sum[n][0], sum[n][1]);
+    if constexpr (kX == 2) *reinterpret_cast<float2*>(to + 8 * kWidth) = make_float2(sum[n][2], sum[n][3]);
   }
   __syncthreads();
   const int64_t segments = DivideUp(tiles, per_segment);
@@ -119,34 +118,49 @@ __global__ void __launch_bounds__(kThreads) FewRowsKernel(LinearArgs args) {
 // --- Launchers
 // -----------------------------------------------------------------------------------------------------------
 
-template <int kM, int kN, class Y, bool kPacked>
-void LaunchShape(const LinearArgs& args, Stream& stream) {
-  static_assert(kSegments * kM * 16 * kN * 8 * 4 <= Shape<kM, kN>::kSharedBytes);
-  Launch(stream, FewRowsKernel<kM, kN, Y, kPacked>,
-         dim3(Grid(DivideUp(args.n, kN * 8)), Grid(DivideUp(args.m, kM * 16))), kThreads, Shape<kM, kN>::kSharedBytes,
-         args);
+template <int kX, int kN, int kib, class Y, bool kPacked>
+void LaunchFew(const LinearArgs& args, Stream& stream) {
+  using S = Shape<kX, kN, kib>;
+  const int stages = static_cast<int>(std::min<int64_t>(S::kStages, TilesPerSegment(args.k)));
+  const int ring_bytes = std::max(stages * S::kStageBytes, kX * 8 * kN * 8 * 4);  // or a segment's sums
+  Launch(stream, FewRowsKernel<kX, kN, kib, Y, kPacked>,
+         dim3(Grid(DivideUp(args.n, kN * 8)), Grid(DivideUp(args.m, kX * 8))), kThreads,
+         static_cast<size_t>(kSegments * ring_bytes), args, ring_bytes);
 }
 
 }  // namespace
 
-// Few outputs go to narrow blocks, so that every multiprocessor has one.
-template <class Y, bool kPacked>
+// As measured. Few outputs go to narrow blocks, so that every multiprocessor has one; a short K leaves room for two
+// calls' blocks at once, so that the next call's weights come while this one ends.
+template <class Y>
 void LinearFewRows(const LinearArgs& args, Stream& stream) {
-  if (args.m <= 16) {
-    if (args.n <= 2048) return LaunchShape<1, 1, Y, kPacked>(args, stream);
-    if (args.n <= 8192) return LaunchShape<1, 2, Y, kPacked>(args, stream);
-    return LaunchShape<1, 4, Y, kPacked>(args, stream);
+  const bool short_k = args.k <= 1024;
+  if (args.m <= 8) {
+    if (args.n <= 2048) return LaunchFew<1, 1, 24, Y, true>(args, stream);
+    if (args.n <= 4096 && !short_k) return LaunchFew<1, 2, 24, Y, true>(args, stream);
+    if (args.n <= 8192 && !short_k) return LaunchFew<1, 2, 16, Y, true>(args, stream);
+    return LaunchFew<1, 4, 24, Y, true>(args, stream);
   }
-  if (args.m <= 32) return LaunchShape<2, 4, Y, kPacked>(args, stream);
-  return LaunchShape<4, 4, Y, kPacked>(args, stream);
+  if (args.n <= 2048) return LaunchFew<2, 1, 24, Y, true>(args, stream);
+  if (args.n <= 4096 && !short_k) return LaunchFew<2, 2, 24, Y, true>(args, stream);
+  if (args.n <= 8192) {
+    if (short_k && args.n > 4096) return LaunchFew<2, 2, 12, Y, true>(args, stream);
+    return LaunchFew<2, 2, 16, Y, true>(args, stream);
+  }
+  if (short_k) return LaunchFew<2, 4, 12, Y, true>(args, stream);
+  LaunchFew<2, 4, 24, Y, true>(args, stream);
+}
+template <class Y>
+void LinearUnaligned(const LinearArgs& args, Stream& stream) {
+  LaunchFew<2, 4, 24, Y, false>(args, stream);
 }
 
 // --- Instantiations
 // ------------------------------------------------------------------------------------------------------
 
-template void LinearFewRows<bf16, true>(const LinearArgs&, Stream&);
-template void LinearFewRows<bf16, false>(const LinearArgs&, Stream&);
-template void LinearFewRows<float, true>(const LinearArgs&, Stream&);
-template void LinearFewRows<float, false>(const LinearArgs&, Stream&);
+template void LinearFewRows<bf16>(const LinearArgs&, Stream&);
+template void LinearFewRows<float>(const LinearArgs&, Stream&);
+template void LinearUnaligned<bf16>(const LinearArgs&, Stream&);
+template void LinearUnaligned<float>(const LinearArgs&, Stream&);
 
 }  // namespace millrace::cuda

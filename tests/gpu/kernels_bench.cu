@@ -5,6 +5,7 @@
 #include <functional>
 #include <numeric>
 #include <random>
+#include <tuple>
 #include <vector>
 
 #include "kernels/cuda/state.h"
@@ -93,8 +94,8 @@ void Copy(Bench& b) {
 }
 
 void Linears(Bench& b) {
-  const size_t pool = size_t{1} << 30;
-  const DeviceBuffer weights = b.Random(pool), x = b.Random(8192 * 14336 * 2), y(size_t{8192} * 28672 * 2, b.stream);
+  const size_t pool = size_t{2} << 30;  // more than one vocabulary's weights: none is found in the cache
+  const DeviceBuffer weights = b.Random(pool), x = b.Random(8192 * 12288 * 2), y(size_t{8192} * 24576 * 2, b.stream);
   struct Shape {
     const char* name;
     int64_t in, out;
@@ -103,22 +104,52 @@ void Linears(Bench& b) {
                          {"0.6B o", 2048, 1024},
                          {"0.6B gate_up", 1024, 6144},
                          {"0.6B down", 3072, 1024},
+                         {"0.6B lm_head", 1024, 151936},
                          {"8B qkv", 4096, 6144},
                          {"8B o", 4096, 4096},
-                         {"8B gate_up", 4096, 28672},
-                         {"8B down", 14336, 4096}}) {
-    for (const int64_t m : {1, 16, 64, 256, 2048, 8192}) {
-      if (m > 2048 && s.in != 4096) continue;
+                         {"8B gate_up", 4096, 24576},
+                         {"8B down", 12288, 4096},
+                         {"8B lm_head", 4096, 151936}}) {
+    const bool logits = s.out > 100000;
+    for (const int64_t m : {1, 16, 32, 64, 128, 256, 2048, 8192}) {
+      if (m > 256 && logits) continue;
       const int64_t bytes = s.in * s.out * 2, copies = static_cast<int64_t>(pool) / bytes;
       const double seconds = b.Time([&](int i) {
         const PackedWeight w{reinterpret_cast<bf16*>(weights.data() + i % copies * bytes), s.out, s.in};
-        Linear(Mat<bf16>{reinterpret_cast<bf16*>(y.data()), m, s.out},
-               Mat<const bf16>(reinterpret_cast<bf16*>(x.data()), m, s.in), w, {}, b.stream);
+        const Mat<const bf16> rows(reinterpret_cast<bf16*>(x.data()), m, s.in);
+        if (logits) {
+          Linear(Mat<float>{reinterpret_cast<float*>(y.data()), m, s.out}, rows, w, {}, b.stream);
+        } else {
+          Linear(Mat<bf16>{reinterpret_cast<bf16*>(y.data()), m, s.out}, rows, w, {}, b.stream);
+        }
       });
       char name[64];
       std::snprintf(name, sizeof(name), "Linear %s, M = %d", s.name, static_cast<int>(m));
-      b.Report(name, seconds, m <= 256 ? static_cast<double>(bytes + 2 * m * (s.in + s.out)) : 0,
+      b.Report(name, seconds, m <= 256 ? static_cast<double>(bytes + m * (2 * s.in + (logits ? 4 : 2) * s.out)) : 0,
                m > 64 ? 2.0 * static_cast<double>(m * s.in * s.out) : 0);
+    }
+  }
+}
+
+// The four products of a layer, one after another as in a step.
+void LinearsOfALayer(Bench& b) {
+  const size_t pool = size_t{1} << 30;
+  const DeviceBuffer weights = b.Random(pool), x = b.Random(256 * 12288 * 2), y(size_t{256} * 24576 * 2, b.stream);
+  for (const auto& [name, hidden, heads, qkv, ffn] :
+       {std::tuple{"0.6B", 1024, 2048, 4096, 3072}, {"8B", 4096, 4096, 6144, 12288}}) {
+    const int64_t layer = int64_t{hidden} * (qkv + heads + 3 * ffn) * 2, layers = static_cast<int64_t>(pool) / layer;
+    for (const int64_t m : {1, 16, 64, 128, 256}) {
+      const double seconds = b.Time([&](int i) {
+        bf16* w = reinterpret_cast<bf16*>(weights.data() + i % layers * layer);
+        for (const auto& [in, out] : {std::pair{hidden, qkv}, {heads, hidden}, {hidden, 2 * ffn}, {ffn, hidden}}) {
+          Linear(Mat<bf16>{reinterpret_cast<bf16*>(y.data()), m, out},
+                 Mat<const bf16>(reinterpret_cast<bf16*>(x.data()), m, in), PackedWeight{w, out, in}, {}, b.stream);
+          w += int64_t{in} * out;
+        }
+      });
+      char title[64];
+      std::snprintf(title, sizeof(title), "Linear %s, a layer's four, M = %d", name, static_cast<int>(m));
+      b.Report(title, seconds, static_cast<double>(layer), 0);
     }
   }
 }
@@ -298,6 +329,7 @@ int main() {
   b.stream.ReserveWorkspace(size_t{512} << 20);
   Copy(b);
   Linears(b);
+  LinearsOfALayer(b);
   Rope(b, 16, 8, 128);
   Rope(b, 32, 8, 128);
   for (const int context : {128, 1024, 8192}) Attention(b, 16, 8, 128, 1, context, context, 1);

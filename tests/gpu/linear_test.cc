@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "tests/gpu/device_arrays.h"
 
 namespace millrace {
@@ -52,32 +54,74 @@ TEST(GpuLinear, AgreesWithTheCpuAtAwkwardSizes) {
   ExpectLinear<float>(7, 1024, 49152, false);
 }
 
-// Row r of `rows` rows equals itself alone, to the bit.
+struct OnBoth {
+  Array<bf16> x, w;
+  OnGpu<bf16> gx{x}, gw{w};
+  Array<float> Rows(int64_t begin, int64_t count) const {
+    const OnGpu<float> y(count, w.rows);
+    Linear(y.mat(), Mat<const bf16>(gx.mat()).Rows(begin, count), {gw.mat().data, w.rows, w.cols}, {}, GpuStream());
+    return y.Host();
+  }
+};
+
+void ExpectSameBits(const Array<float>& part, const Array<float>& whole, int64_t begin) {
+  EXPECT_EQ(0, std::memcmp(part.values.data(), whole.view().row(begin), part.values.size() * sizeof(float)))
+      << part.rows << " rows from " << begin << " of " << whole.rows << ", " << part.cols << " outputs";
+}
+
+// A row of any call equals itself in a call of 4096 rows, to the bit: the row counts lie on both sides of every seam
+// between kernels and between their tiles.
 TEST(GpuLinear, GivesARowTheSameBitsInAnyBatch) {
   MILLRACE_NEEDS_GPU();
-  for (const auto& [in, out] : {std::pair{1024, 1024},
+  for (const auto& [in, out] : {std::pair{1024, 4096},
+                                {2048, 1024},
+                                {1024, 6144},
                                 {3072, 1024},
                                 {4096, 4096},
-                                {14336, 512},
+                                {12288, 512},
                                 {111, 37},
+                                {72, 521},
                                 {576, 960},
                                 {64, 48},
-                                {1024, 8192}}) {
-    const auto x = Array<bf16>::Random(257, in, 4), w = Array<bf16>::Random(out, in, 5);
-    const OnGpu<bf16> gx(x), gw(w);
-    const PackedWeight weight{gw.mat().data, out, in};
-    const OnGpu<float> whole(257, out);
-    Linear(whole.mat(), Mat<const bf16>(gx.mat()), weight, {}, GpuStream());
-    const Array<float> expected = whole.Host();
-    for (const int64_t batch : {1, 7, 17, 64, 65, 129, 256}) {
-      for (const int64_t begin : {int64_t{0}, int64_t{1}, 257 - batch}) {
-        if (begin + batch > 257) continue;
-        const OnGpu<float> part(batch, out);
-        Linear(part.mat(), Mat<const bf16>(gx.mat()).Rows(begin, batch), weight, {}, GpuStream());
-        EXPECT_EQ(
-            0, std::memcmp(part.Host().values.data(), expected.view().row(begin), static_cast<size_t>(batch * out) * 4))
-            << batch << " rows from " << begin << ", " << in << " -> " << out;
+                                {4096, 130}}) {
+    SCOPED_TRACE(testing::Message() << in << " -> " << out);
+    constexpr int64_t kRows = 4096;
+    const OnBoth both{Array<bf16>::Random(kRows, in, 4), Array<bf16>::Random(out, in, 5)};
+    const Array<float> whole = both.Rows(0, kRows);
+    for (const int64_t batch :
+         {1, 7, 8, 9, 16, 17, 32, 33, 64, 65, 128, 129, 192, 193, 256, 257, 384, 385, 1000, 2049}) {
+      for (const int64_t begin : {int64_t{0}, int64_t{1}, kRows - batch}) {
+        ExpectSameBits(both.Rows(begin, batch), whole, begin);
       }
+    }
+  }
+}
+
+// The bits of the vocabulary's rows, whose products are the widest.
+TEST(GpuLinear, GivesARowOfLogitsTheSameBitsInAnyBatch) {
+  MILLRACE_NEEDS_GPU();
+  const OnBoth both{Array<bf16>::Random(257, 1024, 6), Array<bf16>::Random(49152, 1024, 7)};
+  const Array<float> whole = both.Rows(0, 257);
+  for (const int64_t batch : {1, 8, 16, 17, 33, 64, 65, 128, 129, 256}) {
+    ExpectSameBits(both.Rows(257 - batch, batch), whole, 257 - batch);
+  }
+}
+
+TEST(GpuLinear, KeepsARowsBitsBesideRowsThatAreNotFinite) {
+  MILLRACE_NEEDS_GPU();
+  for (const auto& [in, out] : {std::pair{1024, 1024}, {111, 37}, {4096, 4096}}) {
+    const OnBoth clean{Array<bf16>::Random(300, in, 8), Array<bf16>::Random(out, in, 9)};
+    for (const int64_t rows : {2, 16, 40, 64, 100, 200, 300}) {
+      Array<bf16> x = clean.x;
+      for (int64_t t = 0; t < rows; ++t) {
+        if (t == rows / 2) continue;
+        std::fill_n(x.values.begin() + t * in, in, bf16(t % 2 == 0 ? NAN : INFINITY));
+      }
+      const OnBoth spoilt{x, clean.w};
+      const Array<float> expected = clean.Rows(0, rows), result = spoilt.Rows(0, rows);
+      EXPECT_EQ(0, std::memcmp(result.view().row(rows / 2), expected.view().row(rows / 2),
+                               static_cast<size_t>(out) * sizeof(float)))
+          << rows << " rows, " << in << " -> " << out;
     }
   }
 }
