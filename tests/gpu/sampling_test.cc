@@ -208,7 +208,9 @@ TEST(GpuSampling, GivesTheCpusLogProbabilities) {
              GpuStream());
     EXPECT_EQ(gids.Host().values, ids.values);
     const auto expect_near = [](float gpu, float cpu) {  // the sums round in another order
-      if (gpu != cpu) EXPECT_NEAR(gpu, cpu, 1e-6 * std::max(1.0f, std::abs(cpu)));
+      if (gpu != cpu) {
+        EXPECT_NEAR(gpu, cpu, 1e-6 * std::max(1.0f, std::abs(cpu)));
+      }
     };
     for (size_t i = 0; i < values.values.size(); ++i) expect_near(gvalues.Host().values[i], values.values[i]);
     for (size_t i = 0; i < 5; ++i) expect_near(gchosen.Host().values[i], chosen[i]);
