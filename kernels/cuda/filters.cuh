@@ -1,6 +1,7 @@
 // The token of a row with filters, by one block of 1024 threads: exactly FilterRow's and NoisyArgmax's, from the few
 // tokens that matter. The largest by the slots' maxima hold what top-k and min-p keep; for top-p alone the weights of
-// all tokens are added up in bins first. Where more than 4096 tokens would have to be sorted, nothing is decided.
+// all tokens are added up in bins first, by a cluster of blocks where rows are few. Where more than 4096 tokens would
+// have to be sorted, nothing is decided.
 #pragma once
 
 #include "kernels/cuda/leaders.cuh"
@@ -34,7 +35,7 @@ inline __device__ int32_t WinnerOf(int count, const SamplingRow& row, LeaderScra
     }
   }
   __syncthreads();
-  const double largest = BlockReduce(best_score, shared.row.doubles, [](double a, double b) { return a > b ? a : b; });
+  const double largest = RowReduce(best_score, shared.row.doubles, [](double a, double b) { return a > b ? a : b; });
   __syncthreads();
   return static_cast<int32_t>(BlockMin(best_score == largest ? best : ~uint64_t{0}, shared.row));
 }
@@ -61,7 +62,7 @@ __device__ int CountTopP(int count, uint64_t above, LeaderScratch& shared, const
     own += weights[i];
   }
   uint64_t total;
-  uint64_t before = above + BlockScan(own, shared.row.words, total), kept = 0;
+  uint64_t before = above + RowScan(own, shared.row.words, total), kept = 0;
   const uint64_t target = target_of(total);
 #pragma unroll
   for (int i = 0; i < kEach; ++i) {
@@ -81,20 +82,24 @@ __device__ __forceinline__ uint64_t TargetOf(float top_p, uint64_t sum) {
 inline __device__ int32_t WinnerFrom(uint64_t cutoff, int count, const TiledRow& tiled, const SamplingRow& row,
                                      LeaderScratch& shared) {
   __shared__ uint32_t floor_key;
-  uint64_t floor = KeyOf(-FLT_MAX);
-  for (int i = static_cast<int>(threadIdx.x); i < count; i += kRowThreads) {
-    const uint64_t rank = shared.ranks[i];
-    floor = max(floor, uint64_t{KeyOf(BoundsOf(ScaledOf(rank), 1.0f, ~WordOf(row, TokenOf(rank))).lower)});
+  if (tiled.team.rank == 0) {
+    uint64_t floor = KeyOf(-FLT_MAX);
+    for (int i = static_cast<int>(threadIdx.x); i < count; i += kRowThreads) {
+      const uint64_t rank = shared.ranks[i];
+      floor = max(floor, uint64_t{KeyOf(BoundsOf(ScaledOf(rank), 1.0f, ~WordOf(row, TokenOf(rank))).lower)});
+    }
+    __syncthreads();
+    floor = BlockMax(floor, shared.row);
+    if (threadIdx.x == 0) {
+      shared.floor = ValueOf(static_cast<uint32_t>(floor));
+      shared.count = 0;
+    }
   }
-  __syncthreads();
-  floor = BlockMax(floor, shared.row);
-  if (threadIdx.x == 0) {
-    floor_key = static_cast<uint32_t>(floor);
-    shared.count = 0;
-  }
-  __syncthreads();
+  const float first_floor = tiled.team.FromFirst(shared.floor);
+  if (threadIdx.x == 0) floor_key = KeyOf(first_floor);
   const float least = ScaledOf(cutoff);
-  ForGroups(
+  LeaderScratch& all = tiled.team.Of(0, shared);
+  ForManyGroups(
       tiled, [&](float z) { return z >= least; },
       [&](int64_t v, const float(&x)[4]) {
         float z[4];
@@ -113,20 +118,20 @@ inline __device__ int32_t WinnerFrom(uint64_t cutoff, int count, const TiledRow&
           const Bounds bounds = BoundsOf(z[i], 1.0f, ~words[i]);
           if (bounds.upper < ValueOf(*static_cast<volatile uint32_t*>(&floor_key))) continue;
           atomicMax(&floor_key, KeyOf(bounds.lower));
-          const int at = atomicAdd(&shared.count, 1);
-          if (at < kMaxLeaders) shared.ranks[at] = RankOf(z[i], v + i);
+          const int at = atomicAdd(&all.count, 1);
+          if (at < kMaxLeaders) all.ranks[at] = RankOf(z[i], v + i);
         }
       });
-  __syncthreads();
-  return shared.count > kMaxLeaders ? kUndecided : WinnerOf(shared.count, row, shared);
+  const int found = tiled.team.FromFirst(shared.count);
+  return found > kMaxLeaders || tiled.team.rank > 0 ? kUndecided : WinnerOf(found, row, shared);
 }
 
 // The rank from which top-p keeps, of the tokens whose z is at least `least`; 0 if it cannot tell. The first of
-// `count` sorted ranks are kept then.
+// `count` sorted ranks are kept then. In all blocks of the team.
 inline __device__ uint64_t CutoffOfTopP(float least, const TiledRow& tiled, const SamplingRow& row, int& count,
                                         LeaderScratch& shared) {
   ClearBins(shared);
-  ForGroups(
+  ForManyGroups(
       tiled, [](float z) { return z > -31.0f; },  // below, weights are zero
       [&](int64_t, const float(&x)[4]) {
 #pragma unroll
@@ -141,18 +146,36 @@ inline __device__ uint64_t CutoffOfTopP(float least, const TiledRow& tiled, cons
           if (high != 0) atomicAdd(&shared.high[bin], high);
         }
       });
+  tiled.team.Sync();
   uint64_t target = 0;
-  const int bin = FirstBin(shared, [&](uint64_t total) { return target = TargetOf(row.top_p, total); });
+  if (tiled.team.rank == 0) {
+    for (int b = static_cast<int>(threadIdx.x); b < kBins && tiled.team.size > 1; b += kRowThreads) {
+      uint64_t sum = 0;
+      for (int other = 0; other < tiled.team.size; ++other) sum += WeightOfBin(tiled.team.Of(other, shared), b);
+      shared.low[b] = static_cast<uint32_t>(sum);
+      shared.high[b] = static_cast<uint32_t>(sum >> 32);
+    }
+    FirstBin(shared, [&](uint64_t total) { return target = TargetOf(row.top_p, total); });
+  }
+  const int bin = tiled.team.FromFirst(shared.bin);
   if (bin == kBins) return 0;
-  const uint64_t above = shared.above;
   if (!GatherLeaders(tiled, bin, bin, shared, [](float, float z, int64_t v) { return RankOf(z, v); })) return 0;
-  SortLeaders(shared);
-  count = CountFirst(shared.count, shared, [&](uint64_t rank) { return !(ScaledOf(rank) < least); });
-  count = CountTopP(count, above, shared, [&](uint64_t) { return target; });
-  return shared.ranks[count - 1];
+  if (tiled.team.rank == 0) {
+    SortLeaders(shared);
+    count = CountFirst(shared.count, shared, [&](uint64_t rank) { return !(ScaledOf(rank) < least); });
+    count = CountTopP(count, shared.above, shared, [&](uint64_t) { return target; });
+    if (threadIdx.x == 0) shared.cutoff = shared.ranks[count - 1];
+  }
+  return tiled.team.FromFirst(shared.cutoff);
+}
+
+// Whether a team of several blocks helps: they share the passes that top-p alone takes over all tokens.
+__device__ __forceinline__ bool SharesPasses(const SamplingRow& row, int64_t vocab) {
+  return row.temperature != 0 && row.top_p < 1 && row.min_p == 0 && !(row.top_k > 0 && row.top_k < vocab);
 }
 
 // `unfiltered` is the winner of the row without filters, or -1 where it is not known: if it is kept, it is the answer.
+// Of a team's blocks, the first's.
 inline __device__ int32_t ChooseFiltered(const TiledRow& tiled, const SamplingRow& row, int32_t unfiltered,
                                          LeaderScratch& shared) {
   const float least = row.min_p > 0 ? static_cast<float>(NaturalLog(row.min_p)) : kForbidden;

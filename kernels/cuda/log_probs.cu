@@ -2,7 +2,8 @@
 // once, a block of 256 threads per tile of 4096 tokens; a warp leaves the sum of its 512, in double and about a power
 // of two of its own, and each thread its slot's maximum. Rank, a block per row, adds the sums in their order and sorts
 // the few tokens that the maxima leave as the largest; where they leave too many, N passes each find the next. Bound:
-// bytes, 4 per logit.
+// bytes, 4 per logit. H200, 2026-11-30, V = 151936, share of a copy's 4219 GB/s: 256 rows 73 % without top tokens
+// (50 us), 52 % with 5 (71 us); one row 5 us and 14 us.
 #include "kernels/check.h"
 #include "kernels/cuda/leaders.cuh"
 #include "kernels/cuda/ops.h"
@@ -31,7 +32,8 @@ __global__ void __launch_bounds__(kTileThreads)
   const int64_t r = blockIdx.y, tile = blockIdx.x;
   const int64_t v = tile * kTile + threadIdx.x * 4;
   float x[kGroups][4], finite = 0;
-  LoadSlot(x, logits + r * vocab, v, vocab, kInPacks, finite);
+  LoadSlot(x, logits + r * vocab, static_cast<int>(v), static_cast<int>(vocab), kInPacks && (tile + 1) * kTile <= vocab,
+           finite);
   float largest = x[0][0];
 #pragma unroll
   for (int i = 1; i < kGroups * 4; ++i) largest = fmaxf(largest, x[i / 4][i % 4]);
@@ -64,7 +66,7 @@ __global__ void __launch_bounds__(kRowThreads)
     sum += sums[i].sum * static_cast<double>(Exp(sums[i].largest - max));
   }
   __syncthreads();
-  sum = BlockReduce(sum, shared.row.doubles, [](double a, double b) { return a + b; });
+  sum = RowReduce(sum, shared.row.doubles, [](double a, double b) { return a + b; });
   const double log_sum = max + NaturalLog(sum);
   if (threadIdx.x == 0) {
     const int64_t token = tokens[r];
@@ -72,7 +74,7 @@ __global__ void __launch_bounds__(kRowThreads)
     chosen[r] = token < 0 ? -INFINITY : static_cast<float>(x[token] - log_sum);
   }
   if (top == 0) return;
-  const TiledRow tiled{x, maxima + r * tiles * kTileThreads, vocab, kInPacks, max, 1.0f};
+  const TiledRow tiled{x, maxima + r * tiles * kTileThreads, vocab, kInPacks, max, 1.0f, {0, 1}};
   const int last = BinOfLargest(tiled, top, shared);
   const auto write = [&](int64_t i, uint64_t rank) {
     top_tokens[r * top + i] = static_cast<int32_t>(TokenOf(rank));

@@ -47,7 +47,7 @@ inline __device__ void ChooseBucket(FilterScratch& shared, int buckets, uint64_t
     if (first + i < buckets) weights[i] = shared.buckets[buckets - 1 - first - i];
   }
   uint64_t total;
-  const uint64_t before = above + BlockScan(weights[0] + weights[1], shared.row.words, total);
+  const uint64_t before = above + RowScan(weights[0] + weights[1], shared.row.words, total);
   const uint64_t through[2] = {before + weights[0], before + weights[0] + weights[1]};
   uint64_t reaching = ~uint64_t{0}, last = 0;
   for (int i = 1; i >= 0; --i) {
@@ -123,7 +123,7 @@ inline __device__ void KeepLowest(float* z, int64_t vocab, float value, uint64_t
     const int64_t v = begin + threadIdx.x;
     const bool tie = v < vocab && z[v] == value;
     uint64_t total;
-    const uint64_t rank = before + BlockScan(uint64_t{tie}, shared.row.words, total);
+    const uint64_t rank = before + RowScan(uint64_t{tie}, shared.row.words, total);
     if (tie && rank >= count) z[v] = kForbidden;
     before += total;
   }
@@ -237,7 +237,7 @@ inline __device__ int32_t NoisyArgmax(const float* z, int64_t vocab, const Sampl
       best = static_cast<uint64_t>(v);
     }
   });
-  const double largest = BlockReduce(best_score, shared.row.doubles, [](double a, double b) { return a > b ? a : b; });
+  const double largest = RowReduce(best_score, shared.row.doubles, [](double a, double b) { return a > b ? a : b; });
   __syncthreads();
   return static_cast<int32_t>(BlockMin(best_score == largest ? best : ~uint64_t{0}, shared.row));
 }

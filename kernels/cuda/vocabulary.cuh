@@ -30,18 +30,48 @@ __device__ __forceinline__ uint64_t RankOf(float value, int64_t token) {
 }
 __device__ __forceinline__ int64_t TokenOf(uint64_t rank) { return static_cast<uint32_t>(~rank); }
 
-// One value per warp for BlockReduce and BlockScan.
+// One value per warp for RowReduce and RowScan.
 union RowScratch {
   uint64_t words[kRowThreads / kWarp];
   double doubles[kRowThreads / kWarp];
 };
 
+// BlockReduce and BlockScan for 32 warps: the second step is a warp's too.
+template <class T, class Fn>
+__device__ __forceinline__ T RowReduce(T x, T* shared, const Fn& fn) {
+  x = WarpReduce(x, fn);
+  __syncthreads();
+  if (threadIdx.x % kWarp == 0) shared[threadIdx.x / kWarp] = x;
+  __syncthreads();
+  static_assert(kRowThreads == kWarp * kWarp);
+  return WarpReduce(shared[threadIdx.x % kWarp], fn);
+}
+template <class T>
+__device__ __forceinline__ T WarpScan(T x) {  // the sum up to this lane's
+#pragma unroll
+  for (unsigned distance = 1; distance < kWarp; distance *= 2) {
+    const T before = __shfl_up_sync(~0u, x, distance);
+    if (threadIdx.x % kWarp >= distance) x += before;
+  }
+  return x;
+}
+template <class T>
+__device__ __forceinline__ T RowScan(T x, T* shared, T& total) {
+  const T sum = WarpScan(x);
+  __syncthreads();
+  if (threadIdx.x % kWarp == kWarp - 1) shared[threadIdx.x / kWarp] = sum;
+  __syncthreads();
+  const T of_warp = shared[threadIdx.x % kWarp], through = WarpScan(of_warp);
+  total = __shfl_sync(~0u, through, kWarp - 1);
+  return __shfl_sync(~0u, through - of_warp, threadIdx.x / kWarp) + sum - x;
+}
+
 __device__ __forceinline__ uint64_t BlockMax(uint64_t x, RowScratch& scratch) {
-  return BlockReduce(x, scratch.words, [](uint64_t a, uint64_t b) { return a > b ? a : b; });
+  return RowReduce(x, scratch.words, [](uint64_t a, uint64_t b) { return a > b ? a : b; });
 }
 __device__ __forceinline__ uint64_t BlockMin(uint64_t x, RowScratch& scratch) { return ~BlockMax(~x, scratch); }
 __device__ __forceinline__ uint64_t BlockSum(uint64_t x, RowScratch& scratch) {
-  return BlockReduce(x, scratch.words, [](uint64_t a, uint64_t b) { return a + b; });
+  return RowReduce(x, scratch.words, [](uint64_t a, uint64_t b) { return a + b; });
 }
 
 // The largest rank of a row.
