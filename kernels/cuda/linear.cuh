@@ -1,4 +1,4 @@
-// What the two kernels of Linear agree on, so that a row's bits do not depend on which of them computed it:
+// What the kernels of Linear agree on, so that a row's bits do not depend on which of them computed it:
 //   K is cut into tiles of 64 (the last one padded with zeros) and the tiles into at most four segments of equal
 //   length; a segment is one chain of tensor-core steps of 16 in ascending order, begun at zero; the segments are added
 //   in order.
@@ -69,19 +69,12 @@ struct ChunkSource {
 
 __device__ __forceinline__ void StoreOutput(float* y, float value) { *y = value; }
 __device__ __forceinline__ void StoreOutput(bf16* y, float value) { *y = Round(value); }
-__device__ __forceinline__ void StoreOutputs(float* y, float a, float b) {
-  *reinterpret_cast<float2*>(y) = make_float2(a, b);
-}
-__device__ __forceinline__ void StoreOutputs(bf16* y, float a, float b) {
-  *reinterpret_cast<uint32_t*>(y) = PackPair(a, b);
-}
-
 __device__ __forceinline__ void StoreOutputs(float* y, float4 v) { *reinterpret_cast<float4*>(y) = v; }
 __device__ __forceinline__ void StoreOutputs(bf16* y, float4 v) {
   *reinterpret_cast<uint2*>(y) = make_uint2(PackPair(v.x, v.y), PackPair(v.z, v.w));
 }
 
-// Up to 16 rows, and more than that; their rows and the weights' start at multiples of 16 bytes.
+// Up to 32 rows, and any number; their rows and the weights' start at multiples of 16 bytes.
 template <class Y>
 void LinearFewRows(const LinearArgs& args, Stream& stream);
 template <class Y>

@@ -1,8 +1,7 @@
-// y[m, n] = sum over c of x[m, c] * w[n, c] + bias[n] for few rows. A block owns 8 kN outputs of up to 64 rows; its
-// four warps take one segment of K each, through a ring of stages of their own in shared memory (cp.async, 128-byte
-// lines), multiply with mma.sync (x is the 16-row side, weights the 8-column side), and the block adds the four sums in
-// order. Bound: bytes, 2 per weight. H200, 2026-11-30, share of a copy's 4230 GB/s at M = 1 / 16 / 64: 4096 -> 28672 89
-// / 86 / 51 %, 4096 -> 4096 76 / 74 / 46 %, 1024 -> 4096 45 / 45 / 27 %.
+// y[m, n] = sum over c of x[m, c] * w[n, c] + bias[n] for few rows. A block owns 8 kN outputs of 8 kX rows; its four
+// warps take one segment of K each, through a ring of stages of their own in shared memory (cp.async, 128-byte lines),
+// multiply with mma.sync (x is the 16-row side, weights the 8-column side), and the block adds the four sums in order.
+// The first ring of weights is under way before the inputs are ready.
 #include <algorithm>
 
 #include "kernels/cuda/linear.cuh"
@@ -15,7 +14,7 @@ namespace {
 
 constexpr int kThreads = kSegments * kWarp;
 
-// kX tiles of 8 rows of x (one or two), kN tiles of 8 outputs, kib KiB for each warp's ring.
+// kX tiles of 8 rows of x (one, two or four), kN tiles of 8 outputs, kib KiB for each warp's ring.
 template <int kX, int kN, int kib>
 struct Shape {
   static constexpr int kStageBytes = (kX + kN) * 8 * kTileBytes;
@@ -36,7 +35,7 @@ __device__ __forceinline__ void LoadTiles(uint32_t stage, int first_row, const S
 }
 
 template <int kX, int kN>
-__device__ __forceinline__ void MultiplyStage(float (&sum)[kN][4], uint32_t stage) {
+__device__ __forceinline__ void MultiplyStage(float (&sum)[(kX + 1) / 2][kN][4], uint32_t stage) {
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
 #pragma unroll
   for (int two = 0; two < kTileK / 32; ++two) {  // two steps of 16
@@ -48,9 +47,13 @@ __device__ __forceinline__ void MultiplyStage(float (&sum)[kN][4], uint32_t stag
 #pragma unroll
     for (int s = 0; s < 2; ++s) {
 #pragma unroll
-      for (int n = 0; n < kN; ++n) {
-        Multiply(sum[n], a[0][2 * s], kX == 2 ? a[kX - 1][2 * s] : 0u, a[0][2 * s + 1],
-                 kX == 2 ? a[kX - 1][2 * s + 1] : 0u, b[n][2 * s], b[n][2 * s + 1]);
+      for (int m = 0; m < (kX + 1) / 2; ++m) {
+        const auto upper = [&](int i) { return kX == 1 ? 0u : a[(2 * m + 1) % kX][i]; };
+#pragma unroll
+        for (int n = 0; n < kN; ++n) {
+          Multiply(sum[m][n], a[2 * m][2 * s], upper(2 * s), a[2 * m][2 * s + 1], upper(2 * s + 1), b[n][2 * s],
+                   b[n][2 * s + 1]);
+        }
       }
     }
   }
@@ -73,7 +76,7 @@ __global__ void __launch_bounds__(kThreads) FewRowsKernel(LinearArgs args, int r
     if (begin + i < end) LoadTiles<kN, kPacked>(stage_at(i), kX * 8, w, begin + i);
   }
   AwaitInputs();
-  float sum[kN][4] = {};
+  float sum[(kX + 1) / 2][kN][4] = {};
   for (int i = 0; i < S::kStages; ++i) {
     if (begin + i < end) LoadTiles<kX, kPacked>(stage_at(i), 0, x, begin + i);
     CommitCopies();
@@ -98,10 +101,13 @@ __global__ void __launch_bounds__(kThreads) FewRowsKernel(LinearArgs args, int r
   constexpr int kWidth = kN * 8, kOutputs = kX * 8 * kWidth;
   float* const sums = reinterpret_cast<float*>(shared);
 #pragma unroll
-  for (int n = 0; n < kN; ++n) {
-    float* const to = sums + warp * kOutputs + lane / 4 * kWidth + n * 8 + lane % 4 * 2;
-    *reinterpret_cast<float2*>(to) = make_float2(sum[n][0], sum[n][1]);
-    if constexpr (kX == 2) *reinterpret_cast<float2*>(to + 8 * kWidth) = make_float2(sum[n][2], sum[n][3]);
+  for (int m = 0; m < (kX + 1) / 2; ++m) {
+#pragma unroll
+    for (int n = 0; n < kN; ++n) {
+      float* const to = sums + warp * kOutputs + (m * 16 + lane / 4) * kWidth + n * 8 + lane % 4 * 2;
+      *reinterpret_cast<float2*>(to) = make_float2(sum[m][n][0], sum[m][n][1]);
+      if constexpr (kX > 1) *reinterpret_cast<float2*>(to + 8 * kWidth) = make_float2(sum[m][n][2], sum[m][n][3]);
+    }
   }
   __syncthreads();
   const int64_t segments = DivideUp(tiles, per_segment);
@@ -138,17 +144,19 @@ void LinearFewRows(const LinearArgs& args, Stream& stream) {
   if (args.m <= 8) {
     if (args.n <= 2048) return LaunchFew<1, 1, 24, Y, true>(args, stream);
     if (args.n <= 4096 && !short_k) return LaunchFew<1, 2, 24, Y, true>(args, stream);
-    if (args.n <= 8192 && !short_k) return LaunchFew<1, 2, 16, Y, true>(args, stream);
+    if (args.n <= 8192 && !short_k) return LaunchFew<1, 2, 20, Y, true>(args, stream);
     return LaunchFew<1, 4, 24, Y, true>(args, stream);
   }
-  if (args.n <= 2048) return LaunchFew<2, 1, 24, Y, true>(args, stream);
-  if (args.n <= 4096 && !short_k) return LaunchFew<2, 2, 24, Y, true>(args, stream);
-  if (args.n <= 8192) {
-    if (short_k && args.n > 4096) return LaunchFew<2, 2, 12, Y, true>(args, stream);
-    return LaunchFew<2, 2, 16, Y, true>(args, stream);
+  if (args.m <= 16) {
+    if (args.n <= 2048) return LaunchFew<2, 2, 32, Y, true>(args, stream);
+    if (args.n <= 4096 && !short_k) return LaunchFew<2, 2, 24, Y, true>(args, stream);
+    if (args.n <= 8192 && args.n > 4096 && short_k) return LaunchFew<2, 2, 12, Y, true>(args, stream);
+    if (args.n <= 8192) return LaunchFew<2, 2, 16, Y, true>(args, stream);
+    if (short_k) return LaunchFew<2, 4, 12, Y, true>(args, stream);
+    return LaunchFew<2, 4, 24, Y, true>(args, stream);
   }
-  if (short_k) return LaunchFew<2, 4, 12, Y, true>(args, stream);
-  LaunchFew<2, 4, 24, Y, true>(args, stream);
+  if (args.n <= 4096) return LaunchFew<4, 2, 24, Y, true>(args, stream);
+  LaunchFew<4, 4, 16, Y, true>(args, stream);
 }
 template <class Y>
 void LinearUnaligned(const LinearArgs& args, Stream& stream) {

@@ -57,15 +57,13 @@ __device__ __forceinline__ void ArriveCluster() {
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
 }
 __device__ __forceinline__ void WaitCluster() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
-__device__ __forceinline__ float4 LoadOf(uint32_t block, uint32_t address) {
-  uint32_t remote;
-  float4 v;
-  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(block));
-  asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
-               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
-               : "r"(remote)
-               : "memory");
-  return v;
+// To the same address of another block of the cluster.
+__device__ __forceinline__ void StoreAt(uint32_t block, uint32_t address, float a, float b, float c, float d) {
+  asm volatile(
+      "{\n.reg .b32 remote;\nmapa.shared::cluster.u32 remote, %0, %1;\n"
+      "st.shared::cluster.v4.f32 [remote], {%2, %3, %4, %5};\n}\n" ::"r"(address),
+      "r"(block), "f"(a), "f"(b), "f"(c), "f"(d)
+      : "memory");
 }
 
 // --- Bulk copies

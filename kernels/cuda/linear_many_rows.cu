@@ -1,4 +1,10 @@
-// y[m, n] = sum over c of x[m, c] * w[n, c] + bias[n] for more than a few rows.
+// y[m, n] = sum over c of x[m, c] * w[n, c] + bias[n] for more than a few rows. Weights are wgmma's 64-row side and the
+// rows of x its columns, so that a block reads its weights once for up to 192 rows. One thread brings 64-wide tiles of
+// both to a ring in shared memory by bulk copies, weights before the inputs are ready; each other warpgroup multiplies
+// 64 outputs. A block walks the four segments of K and adds each to its totals (narrow rings of blocks, persistent), or
+// is one of a cluster of four that take a segment each and exchange their sums through distributed shared memory; two
+// clusters' worth of outputs may share what they bring of x. Bound: bytes up to some 128 rows, 2 per weight; then FLOPs,
+// 2 per row, input and output.
 #include <algorithm>
 
 #include "kernels/cuda/linear.cuh"
@@ -11,6 +17,7 @@ namespace {
 // -------------------------------------------------------------------------------------------------------------
 
 constexpr int kWarpgroup = 128;
+constexpr uint32_t kTokenTilesAtOnce = 16;  // that pass over a column of weights together, in the second-level cache
 
 // A block's tile is 64 outputs for each of `groups` warpgroups by `tokens` rows of x. A cluster is `split` segments of
 // K (1: a block walks all of them) by `share` tiles of outputs that bring x together.
@@ -24,11 +31,11 @@ struct Shape {
   static constexpr int kThreads = kConsumers + (kReshared ? kWarpgroup : kWarp);
   static constexpr int kTokensAtOnce = std::min(tokens, 32);  // that a warpgroup stages at once on their way out
   static constexpr int kWeightBytes = kOutputs * kTileBytes, kStageBytes = kWeightBytes + tokens * kTileBytes;
-  static constexpr int kPitch = (split == 1 ? 64 : kOutputs) + 4;  // floats: a warp's stores meet 32 banks
+  static constexpr int kPitch = 64 + 4;  // floats: a warp's stores meet 32 banks
   static constexpr int kStagingBytes = split == 1 ? groups * kTokensAtOnce * kPitch * 4 : 0;
   static constexpr int kOtherBytes = 1024 + kStagingBytes + 16 * 16;  // to align the ring; the barriers
   static constexpr int kMostStages = std::min((kib * 1024 - kOtherBytes) / kStageBytes, 16);
-  static constexpr int kPartialBytes = split == 1 ? 0 : tokens * kPitch * 4;
+  static constexpr int kPartialBytes = split == 1 ? 0 : tokens * kOutputs * 4;  // a quarter of each segment's sums
   static constexpr int kFewestStages = (kPartialBytes + kStageBytes - 1) / kStageBytes;
   static_assert(kFewestStages <= kMostStages);
 };
@@ -37,11 +44,10 @@ struct Plan {
   int stages;
   bool read_once;        // the weights
   uint32_t token_tiles;  // of x
-  uint32_t at_once;      // token tiles that pass over a column of weights together, from the second-level cache
   uint32_t units;        // a cluster's tiles: token_tiles for each group of outputs
 };
 
-// The tiles that a cluster owns together: groups of `at_once` token tiles walk all outputs.
+// The tiles that a cluster owns together.
 struct Unit {
   int first_token, output_group;
   __device__ Unit(uint32_t unit, const Plan& plan) {
@@ -50,10 +56,10 @@ struct Unit {
       output_group = static_cast<int>(unit);
       return;
     }
-    const uint32_t in_group = plan.at_once * (plan.units / plan.token_tiles);
+    const uint32_t in_group = kTokenTilesAtOnce * (plan.units / plan.token_tiles);
     const uint32_t group = unit / in_group, in = unit % in_group;
-    const uint32_t width = min(plan.at_once, plan.token_tiles - group * plan.at_once);
-    first_token = static_cast<int>(group * plan.at_once + in % width);
+    const uint32_t width = min(kTokenTilesAtOnce, plan.token_tiles - group * kTokenTilesAtOnce);
+    first_token = static_cast<int>(group * kTokenTilesAtOnce + in % width);
     output_group = static_cast<int>(in / width);
   }
 };
@@ -106,27 +112,47 @@ __device__ __forceinline__ void StoreTile(const LinearArgs& args, const float (&
   }
 }
 
-// The four segments' sums, each in its block's shared memory, are added in order; every block adds a quarter.
+// The sums of the segments, one in each block of the cluster, are added in order: block o adds those of every fourth
+// eight rows of x, o first. `here` is in every block where the ring was.
 template <class S, class Y>
-__device__ __forceinline__ void AddSegments(const LinearArgs& args, uint32_t partials, uint32_t rank,
-                                            int64_t first_token, int64_t first_output) {
-  const int tokens = static_cast<int>(min(args.m - first_token, int64_t{S::kTokens}));
-  const int64_t per_segment = TilesPerSegment(args.k);
-  const int segments = static_cast<int>(DivideUp(TilesOf(args.k), per_segment));
-  const uint32_t segment = rank % S::kSplit, first = rank - segment;
-  for (int i = static_cast<int>(segment) * S::kConsumers + static_cast<int>(threadIdx.x); i < tokens * S::kOutputs / 4;
-       i += S::kSplit * S::kConsumers) {
-    const int row = i / (S::kOutputs / 4), output = i % (S::kOutputs / 4) * 4;
-    const uint32_t at = partials + static_cast<uint32_t>((row * S::kPitch + output) * 4);
-    float4 part[S::kSplit];
+__device__ __forceinline__ void AddSegments(const LinearArgs& args, const float (&sum)[S::kTokens / 2], uint32_t ring,
+                                            const uint8_t* here, uint32_t rank, int64_t first_token,
+                                            int64_t first_output) {
+  constexpr int kMine = S::kTokens / 8 / S::kSplit;
+  const int thread = static_cast<int>(threadIdx.x), lane = thread % kWarp;
+  const int segment = static_cast<int>(rank % S::kSplit), first = static_cast<int>(rank) - segment;
+  const auto place = [thread](int s, int i) { return ((s * kMine + i) * S::kConsumers + thread) * 16; };
+  ArriveClusterRelaxed();
+  WaitCluster();  // no one still multiplies from a ring
 #pragma unroll
-    for (int s = 0; s < S::kSplit; ++s) part[s] = LoadOf(first + static_cast<uint32_t>(s), at);
-    float4 v = part[0];
+  for (int j = 0; j < S::kTokens / 8; ++j) {
+    StoreAt(static_cast<uint32_t>(first + j % S::kSplit), ring + static_cast<uint32_t>(place(segment, j / S::kSplit)),
+            sum[4 * j], sum[4 * j + 1], sum[4 * j + 2], sum[4 * j + 3]);
+  }
+  ArriveCluster();
+  WaitCluster();
+  const int segments = static_cast<int>(DivideUp(TilesOf(args.k), TilesPerSegment(args.k)));
+#pragma unroll
+  for (int i = 0; i < kMine; ++i) {
+    float4 v = *reinterpret_cast<const float4*>(here + place(0, i));
 #pragma unroll
     for (int s = 1; s < S::kSplit; ++s) {
-      if (s < segments) v.x += part[s].x, v.y += part[s].y, v.z += part[s].z, v.w += part[s].w;
+      const float4 part = *reinterpret_cast<const float4*>(here + place(s, i));
+      if (s < segments) v.x += part.x, v.y += part.y, v.z += part.z, v.w += part.w;
     }
-    StoreFour<Y>(args, first_token + row, first_output + output, v);
+    const int64_t row = first_token + (i * S::kSplit + segment) * 8 + lane % 4 * 2;
+    const int64_t n = first_output + thread / kWarp * 16 + lane / 4;
+    const float values[2][2] = {{v.x, v.y}, {v.z, v.w}};
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+#pragma unroll
+      for (int t = 0; t < 2; ++t) {
+        if (row + t >= args.m || n + 8 * half >= args.n) continue;
+        const float value = values[half][t];
+        StoreOutput(static_cast<Y*>(args.y) + (row + t) * args.n + n + 8 * half,
+                    args.bias != nullptr ? value + args.bias[n + 8 * half] : value);
+      }
+    }
   }
 }
 
@@ -213,6 +239,13 @@ __global__ void __cluster_dims__(S::kCluster, 1, 1) __launch_bounds__(S::kThread
         bring_x(stage, tile, unit);
       }
     }
+    if constexpr (S::kSplit > 1) {  // with AddSegments
+      __syncwarp();
+      ArriveClusterRelaxed();
+      WaitCluster();
+      ArriveClusterRelaxed();
+      WaitCluster();
+    }
   } else {
     if constexpr (S::kReshared) asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
     const int group = warp / 4;
@@ -264,31 +297,11 @@ __global__ void __cluster_dims__(S::kCluster, 1, 1) __launch_bounds__(S::kThread
                                group * S::kTokensAtOnce * S::kPitch;
         StoreTile<S, Y>(args, total, staging, group, first_token, first_output + group * 64);
       } else {
-        asm volatile("bar.sync 1, %0;" ::"n"(S::kConsumers) : "memory");  // no one still multiplies from the ring
-        float* const partial = reinterpret_cast<float*>(shared + (ring - SharedAddress(shared)));
-        const int output = warp * 16 + lane / 4, token = lane % 4 * 2;
-#pragma unroll
-        for (int j = 0; j < S::kTokens / 8; ++j) {
-          float* const to = partial + (j * 8 + token) * S::kPitch + output;
-          to[0] = sum[4 * j];
-          to[S::kPitch] = sum[4 * j + 1];
-          to[8] = sum[4 * j + 2];
-          to[S::kPitch + 8] = sum[4 * j + 3];
-        }
+        AddSegments<S, Y>(args, sum, ring, shared + (ring - SharedAddress(shared)), rank, first_token, first_output);
       }
     }
   }
-  if constexpr (S::kSplit > 1) {
-    __syncwarp();
-    ArriveCluster();
-    WaitCluster();
-    if (warp < S::kConsumers / kWarp) {
-      const Unit unit(first_unit, plan);
-      AddSegments<S, Y>(args, ring, rank, int64_t{unit.first_token} * S::kTokens,
-                        (int64_t{unit.output_group} * S::kShare + peer) * S::kOutputs);
-    }
-  }
-  if constexpr (S::kCluster > 1) {  // a block's shared memory outlives its readers
+  if constexpr (S::kSplit == 1 && S::kShare > 1) {  // a block's shared memory outlives those who write and arrive there
     __syncwarp();
     ArriveClusterRelaxed();
     WaitCluster();
@@ -325,7 +338,6 @@ void LaunchShape(const LinearArgs& args, Stream& stream) {
   plan.stages = static_cast<int>(std::clamp<int64_t>(tiles, S::kFewestStages, S::kMostStages));
   plan.token_tiles = Grid(DivideUp(args.m, S::kTokens));
   plan.read_once = plan.token_tiles == 1;
-  plan.at_once = 16;
   plan.units = Grid(DivideUp(args.n, S::kOutputs * S::kShare)) * plan.token_tiles;
   const uint32_t together = static_cast<uint32_t>(StateOf(stream).num_sms * S::kPerSm / S::kCluster);
   const uint32_t clusters = S::kSplit == 1 ? std::min(plan.units, together) : plan.units;
@@ -345,22 +357,24 @@ int64_t Rounds(const LinearArgs& args, int tokens, int64_t sms) {
 // GPU, a block walks all of K, and its long ring hides the memory's latency.
 template <class Y>
 void LinearManyRows(const LinearArgs& args, Stream& stream) {
-  const bool narrow = args.n<4096, wide = args.n> 16384;
+  const bool wide = args.n > 16384, short_k = args.k <= 1024;
   if (args.m <= 32) {
     if (args.n <= 4096) return LaunchShape<Shape<32, 1, 4, 1, 3, 74>, Y>(args, stream);
     if (args.n <= 32768) return LaunchShape<Shape<32, 2, 4, 1, 2, 113>, Y>(args, stream);
     return LaunchShape<Shape<32, 2, 1, 1, 1, 113>, Y>(args, stream);
   }
   if (args.m <= 64) {
-    if (narrow) return LaunchShape<Shape<64, 1, 4, 1, 3, 74>, Y>(args, stream);
-    if (!wide) return LaunchShape<Shape<64, 2, 4, 2, 2, 113>, Y>(args, stream);
-    return LaunchShape<Shape<64, 2, 1, 1, 1, 226>, Y>(args, stream);
+    if (args.n < 4096) return LaunchShape<Shape<64, 1, 4, 1, 2, 113>, Y>(args, stream);
+    if (args.n == 4096) return LaunchShape<Shape<64, 1, 4, 2, 3, 74>, Y>(args, stream);
+    if (!wide && !short_k) return LaunchShape<Shape<64, 2, 4, 2, 2, 113>, Y>(args, stream);
+    return LaunchShape<Shape<64, 2, 1, 2, 1, 226>, Y>(args, stream);
   }
   if (args.m <= 128) {
-    if (narrow) return LaunchShape<Shape<128, 1, 4, 2, 2, 113>, Y>(args, stream);
+    if (args.n < 4096) return LaunchShape<Shape<128, 1, 4, 2, 2, 113>, Y>(args, stream);
+    if (!wide && short_k) return LaunchShape<Shape<64, 2, 1, 2, 1, 226>, Y>(args, stream);
     if (!wide) return LaunchShape<Shape<128, 2, 4, 2, 2, 113>, Y>(args, stream);
   } else if (args.m <= 256) {
-    if (narrow) return LaunchShape<Shape<128, 2, 4, 1, 1, 200>, Y>(args, stream);
+    if (args.n < 4096) return LaunchShape<Shape<128, 2, 4, 1, 1, 200>, Y>(args, stream);
   } else {
     const int64_t sms = StateOf(stream).num_sms;  // the wider tile is 3 % better where rounds are equal
     if (97 * Rounds(args, 192, sms) < 100 * Rounds(args, 128, sms)) {
