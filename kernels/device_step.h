@@ -61,8 +61,8 @@ struct StagedSteps {
 // no slot.
 void LoadStep(const DeviceStep& to, const StagedSteps& from, Stream& stream);
 
-// step.chosen[r] = targets[r] if there is one, else sampled[r]; the same to the staged step, and sampled tokens to their
-// slots. Ends the turn.
+// step.chosen[r] = targets[r] if there is one, else sampled[r]; the same to the staged step, and sampled tokens to
+// their slots. Ends the turn.
 void StoreTokens(const StagedSteps& to, const DeviceStep& step, Stream& stream);
 
 }  // namespace millrace

@@ -45,7 +45,8 @@ void AddRmsNorm(Mat<A> out, Mat<float> residual, Mat<const float> delta, Vec<con
                 Stream& stream);
 
 // y[t, n] = sum over c of x[t, c] * w[n, c] (+ bias[n]; an empty bias is none) y [T, N]  x [T, C]  w [N, C]
-// Y is A, or float for logits and for what is added to the residual. The sum runs over c in ascending order with one fused multiply-add each.
+// Y is A, or float for logits and for what is added to the residual. The sum runs over c in ascending order with one
+// fused multiply-add each.
 template <class Y, class A>
 void Linear(Mat<Y> y, Mat<const A> x, PackedWeight w, Vec<const float> bias, Stream& stream);
 size_t LinearWorkspaceBytes(int64_t max_in, const Stream& stream);

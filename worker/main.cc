@@ -20,12 +20,14 @@ ABSL_FLAG(
 ABSL_FLAG(std::string, worker_id, "", "name of this worker, at most 128 bytes; default: drawn at start-up");
 ABSL_FLAG(std::string, device, millrace::WorkerOptions().device, "cpu, cuda or cuda:N");
 ABSL_FLAG(int, threads, millrace::WorkerOptions().threads, "compute threads on the CPU; 0: one per core");
-ABSL_FLAG(std::string, kv_memory, millrace::WorkerOptions().kv_memory,
-          "memory of the KV pool, e.g. 512MiB or 2GiB; empty: 1GiB on the CPU, on a GPU what --gpu_memory_fraction leaves");
+ABSL_FLAG(
+    std::string, kv_memory, millrace::WorkerOptions().kv_memory,
+    "memory of the KV pool, e.g. 512MiB or 2GiB; empty: 1GiB on the CPU, on a GPU what --gpu_memory_fraction leaves");
 ABSL_FLAG(double, gpu_memory_fraction, millrace::WorkerOptions().gpu_memory_fraction,
           "of the GPU's free memory, for weights, activations and KV pool together");
 ABSL_FLAG(int, max_slots, millrace::WorkerOptions().max_slots, "sequences at once");
-ABSL_FLAG(int, max_rows, millrace::WorkerOptions().max_rows, "tokens of one step; at least max_slots; 0: 512 on the CPU, 8192 on a GPU");
+ABSL_FLAG(int, max_rows, millrace::WorkerOptions().max_rows,
+          "tokens of one step; at least max_slots; 0: 512 on the CPU, 8192 on a GPU");
 ABSL_FLAG(double, step_target_ms, millrace::WorkerOptions().step_target_ms,
           "decoding steps take prefill as long as they are predicted to stay below");
 

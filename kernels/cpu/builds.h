@@ -10,7 +10,8 @@ void LinearPanels(Mat<Y> y, Mat<const A> x, PackedWeight w, Vec<const float> bia
 template <class A>
 void RmsNormRows(Mat<A> out, Mat<const float> x, Vec<const float> weight, float eps, Range rows);
 template <class A>
-void AddRmsNormRows(Mat<A> out, Mat<float> residual, Mat<const float> delta, Vec<const float> weight, float eps, Range rows);
+void AddRmsNormRows(Mat<A> out, Mat<float> residual, Mat<const float> delta, Vec<const float> weight, float eps,
+                    Range rows);
 template <class A>
 void RopeAppendRows(Mat<A> qkv, KvLayer<A> kv, Vec<const float> q_norm, Vec<const float> k_norm, float eps,
                     RopeTable rope, Vec<const int32_t> positions, Vec<const int32_t> slots, Range rows);

@@ -46,7 +46,8 @@ struct ActivationKernels {
   void (*linear)(Mat<A> y, Mat<const A> x, PackedWeight w, Vec<const float> bias, float* scratch, Range panels);
   void (*logits)(Mat<float> y, Mat<const A> x, PackedWeight w, Vec<const float> bias, float* scratch, Range panels);
   void (*rms_norm)(Mat<A> out, Mat<const float> x, Vec<const float> weight, float eps, Range rows);
-  void (*add_rms_norm)(Mat<A> out, Mat<float> residual, Mat<const float> delta, Vec<const float> weight, float eps, Range rows);
+  void (*add_rms_norm)(Mat<A> out, Mat<float> residual, Mat<const float> delta, Vec<const float> weight, float eps,
+                       Range rows);
   void (*rope_append)(Mat<A> qkv, KvLayer<A> kv, Vec<const float> q_norm, Vec<const float> k_norm, float eps,
                       RopeTable rope, Vec<const int32_t> positions, Vec<const int32_t> slots, Range rows);
   void (*attention)(const AttentionTile<A>& tile, KvLayer<A> kv);

@@ -58,7 +58,8 @@ void RmsNorm(Mat<A> out, Mat<const float> x, Vec<const float> weight, float eps,
 }
 
 template <class A>
-void AddRmsNorm(Mat<A> out, Mat<float> residual, Mat<const float> delta, Vec<const float> weight, float eps, Stream& stream) {
+void AddRmsNorm(Mat<A> out, Mat<float> residual, Mat<const float> delta, Vec<const float> weight, float eps,
+                Stream& stream) {
   ForRows(out.rows, out.cols, stream,
           [&](Range rows) { KernelsOf<A>(stream).add_rms_norm(out, residual, delta, weight, eps, rows); });
 }

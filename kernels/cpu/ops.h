@@ -12,7 +12,8 @@ void Embedding(Mat<float> out, PackedWeight table, Vec<const int32_t> tokens, St
 template <class A>
 void RmsNorm(Mat<A> out, Mat<const float> x, Vec<const float> weight, float eps, Stream& stream);
 template <class A>
-void AddRmsNorm(Mat<A> out, Mat<float> residual, Mat<const float> delta, Vec<const float> weight, float eps, Stream& stream);
+void AddRmsNorm(Mat<A> out, Mat<float> residual, Mat<const float> delta, Vec<const float> weight, float eps,
+                Stream& stream);
 template <class Y, class A>
 void Linear(Mat<Y> y, Mat<const A> x, PackedWeight w, Vec<const float> bias, Stream& stream);
 template <class A>

@@ -47,7 +47,8 @@ void AddElements(A* x, const A* delta, int64_t count) {
 }
 
 template <class A>
-void AddRmsNormRows(Mat<A> out, Mat<float> residual, Mat<const float> delta, Vec<const float> weight, float eps, Range rows) {
+void AddRmsNormRows(Mat<A> out, Mat<float> residual, Mat<const float> delta, Vec<const float> weight, float eps,
+                    Range rows) {
   for (int64_t t = rows.begin; t < rows.end; ++t) {
     float* x = residual.data + t * residual.cols;
     AddElements(x, delta.data + t * delta.cols, residual.cols);

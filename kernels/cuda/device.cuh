@@ -38,8 +38,8 @@ void Launch(Stream& stream, void (*kernel)(P...), dim3 grid, int threads, size_t
 inline unsigned Grid(int64_t n) { return static_cast<unsigned>(n); }
 __host__ __device__ constexpr int64_t DivideUp(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Returns when the kernels before this one have ended and their writes are seen; lets the next one begin meanwhile. Every
-// thread calls it once. Before it only weights, which nothing writes after start-up, may be read.
+// Returns when the kernels before this one have ended and their writes are seen; lets the next one begin meanwhile.
+// Every thread calls it once. Before it only weights, which nothing writes after start-up, may be read.
 __device__ __forceinline__ void AwaitInputs() {
   asm volatile("griddepcontrol.launch_dependents;\ngriddepcontrol.wait;" ::: "memory");
 }

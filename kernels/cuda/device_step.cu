@@ -33,7 +33,8 @@ __global__ void __launch_bounds__(kThreads) LoadStepKernel(DeviceStep to, Staged
     to.positions[t] = present ? from.positions[t] : 0;
     to.kv_slots[t] = present ? from.kv_slots[t] : -1;
   });
-  ForAll(to.query_start.size, [&](int64_t s) { to.query_start[s] = from.query_start[min(s, int64_t{counts.sequences})]; });
+  ForAll(to.query_start.size,
+         [&](int64_t s) { to.query_start[s] = from.query_start[min(s, int64_t{counts.sequences})]; });
   ForAll(to.logit_rows.size, [&](int64_t r) {
     const bool present = r < counts.logit_rows;
     to.logit_rows[r] = present ? from.logit_rows[r] : 0;

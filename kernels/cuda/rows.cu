@@ -137,8 +137,8 @@ void CopyRows(Mat<Y> out, const bf16* from, Vec<const int32_t> ids, int64_t ids_
     Launch(stream, CopyRowsKernel<8, Y>, Grid(out.rows), ThreadsFor(out.cols / 8, 256), 0, out.data, from, ids.data,
            ids_end, out.cols);
   } else {
-    Launch(stream, CopyRowsKernel<1, Y>, Grid(out.rows), ThreadsFor(out.cols, 256), 0, out.data, from, ids.data, ids_end,
-           out.cols);
+    Launch(stream, CopyRowsKernel<1, Y>, Grid(out.rows), ThreadsFor(out.cols, 256), 0, out.data, from, ids.data,
+           ids_end, out.cols);
   }
 }
 

@@ -138,7 +138,8 @@ class Session {
     worker::v1::Edit edit;
     edit.set_edit_id(1);
     uint32_t next_block = 0;
-    for (size_t i = 0; i < requests.size(); ++i) next_block = std::max<uint32_t>(next_block, Blocks(requests[i].cached));
+    for (size_t i = 0; i < requests.size(); ++i)
+      next_block = std::max<uint32_t>(next_block, Blocks(requests[i].cached));
     for (size_t i = 0; i < requests.size(); ++i) {
       const Request& request = requests[i];
       auto* admit = edit.add_admit();
@@ -323,7 +324,8 @@ int Main(int argc, char** argv) {
     const RandomModel model("qwen3-0.6b", folder);
     if (asked("w13")) {
       std::fflush(stdout);
-      const std::string again = std::filesystem::read_symlink("/proc/self/exe").string() + " w13:" + model.folder().string();
+      const std::string again =
+          std::filesystem::read_symlink("/proc/self/exe").string() + " w13:" + model.folder().string();
       for (int i = 0; i < 3; ++i) MILLRACE_CHECK(std::system(again.c_str()) == 0, "a fresh process starts");
     }
     if (asked("w2") || asked("w7")) {

@@ -85,8 +85,7 @@ std::vector<bf16> Numbers(size_t count, float scale) {
 
 void Write(int fd, const void* data, size_t bytes, int64_t at) {
   for (size_t done = 0; done < bytes;) {
-    const ssize_t n =
-        pwrite(fd, static_cast<const char*>(data) + done, bytes - done, at + static_cast<int64_t>(done));
+    const ssize_t n = pwrite(fd, static_cast<const char*>(data) + done, bytes - done, at + static_cast<int64_t>(done));
     if (n <= 0) {
       std::perror("random model");
       std::exit(1);

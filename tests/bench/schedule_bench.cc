@@ -53,8 +53,8 @@ void BM_HashAndMatch(benchmark::State& state) {
     for (size_t n = 0; n < hashes.size(); ++n, ++block) {
       EntryId entry = kNone;
       for (uint32_t worker = 0; worker < num_holders; ++worker) {
-        entry =
-            index.Insert(hasher.Root(""), parent, hashes[n], prompts.back().data() + n * kBlockTokens, {worker, block, kNone});
+        entry = index.Insert(hasher.Root(""), parent, hashes[n], prompts.back().data() + n * kBlockTokens,
+                             {worker, block, kNone});
       }
       parent = entry;
     }

@@ -246,7 +246,8 @@ void Rows(Bench& b) {
       const Mat<float> residual{reinterpret_cast<float*>(y.data()), rows, cols};
       report("RmsNorm", 6 * n, [&](int) { RmsNorm<bf16>(at(x, rows, cols), residual, norm, 1e-6f, b.stream); });
       report("AddRmsNorm", 14 * n, [&](int) {
-        AddRmsNorm<bf16>(at(x, rows, cols), residual, {reinterpret_cast<float*>(z.data()), rows, cols}, norm, 1e-6f, b.stream);
+        AddRmsNorm<bf16>(at(x, rows, cols), residual, {reinterpret_cast<float*>(z.data()), rows, cols}, norm, 1e-6f,
+                         b.stream);
       });
       report("SiluMul", 6 * n, [&](int) { SiluMul<bf16>(at(x, rows, cols), at(y, rows, 2 * cols), b.stream); });
     }
@@ -311,7 +312,8 @@ void Sampling(Bench& b) {
         char name[32];
         std::snprintf(name, sizeof(name), "LogProbs, top %d", static_cast<int>(top));
         report(name, b.Time([&](int i) {
-          LogProbs({values.At<float>(0, rows), rows}, {values.At<float>(static_cast<size_t>(rows) * 4, rows * top), rows, top},
+          LogProbs({values.At<float>(0, rows), rows},
+                   {values.At<float>(static_cast<size_t>(rows) * 4, rows * top), rows, top},
                    {ids.At<int32_t>(0, rows * top), rows, top}, at(i), chosen, b.stream);
         }));
       }

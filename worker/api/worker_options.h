@@ -19,14 +19,14 @@ struct WorkerOptions {
   std::string listen = "127.0.0.1:50061";
   // Anyone who reaches the port can then read every prompt and output, and command this worker.
   bool insecure = false;
-  std::string worker_id;           // at most 128 bytes, e.g. the pod's name; empty: the instance id
-  std::string device = "cpu";      // cpu, cuda or cuda:N, the N-th GPU
-  int threads = 0;                 // compute threads on the CPU, 1 … 1,024; 0: one per core
+  std::string worker_id;       // at most 128 bytes, e.g. the pod's name; empty: the instance id
+  std::string device = "cpu";  // cpu, cuda or cuda:N, the N-th GPU
+  int threads = 0;             // compute threads on the CPU, 1 … 1,024; 0: one per core
   // Of the KV pool; a number with an optional suffix KiB, MiB, GiB or TiB. Empty: 1 GiB on the CPU, on a GPU what
   // gpu_memory_fraction leaves.
   std::string kv_memory;
   double gpu_memory_fraction = 0.9;  // of the GPU's free memory for everything, 0.05 … 0.98; used without kv_memory
-  int max_slots = 256;             // sequences at once, 1 … 65,536
+  int max_slots = 256;               // sequences at once, 1 … 65,536
   // Tokens of one step, max_slots … 131,072: bounds the activations, and how long a step can take. 0: 512 on the CPU,
   // 8,192 on a GPU.
   int max_rows = 0;

@@ -52,18 +52,18 @@ absl::StatusOr<std::unique_ptr<WorkerServer>> WorkerServer::Start(const WorkerOp
   auto fingerprint = ModelFingerprint(options.model);
   if (!fingerprint.ok()) return fingerprint.status();
   if (options.gpu() >= Stream::CountCuda()) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "--device is ", options.device, "; this build and machine have ", Stream::CountCuda(), " usable GPUs"));
+    return absl::FailedPreconditionError(absl::StrCat("--device is ", options.device, "; this build and machine have ",
+                                                      Stream::CountCuda(), " usable GPUs"));
   }
-  auto runner = ModelRunner::Load(
-      {.model_dir = options.model,
-       .kv_bytes = options.kv_bytes(),
-       .device_fraction = options.gpu_memory_fraction,
-       .max_slots = options.max_slots,
-       .max_rows = options.step_rows(),
-       .max_logit_rows = options.max_slots,
-       .max_biases = options.max_slots * kMaxBiasesOfASlot},
-      options.gpu() < 0 ? Stream::OpenCpu(options.num_threads()) : Stream::OpenCuda(options.gpu()));
+  auto runner =
+      ModelRunner::Load({.model_dir = options.model,
+                         .kv_bytes = options.kv_bytes(),
+                         .device_fraction = options.gpu_memory_fraction,
+                         .max_slots = options.max_slots,
+                         .max_rows = options.step_rows(),
+                         .max_logit_rows = options.max_slots,
+                         .max_biases = options.max_slots * kMaxBiasesOfASlot},
+                        options.gpu() < 0 ? Stream::OpenCpu(options.num_threads()) : Stream::OpenCuda(options.gpu()));
   if (!runner.ok()) return runner.status();
   const ModelConfig config = (*runner)->config();
   // Positions in the pool are counted in 32 bits.

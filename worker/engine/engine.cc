@@ -134,8 +134,8 @@ void Engine::ResetHistory(const worker::v1::Admit& admit) {
                        tokens.Slice(num_prompt, num_known - num_prompt));
 }
 
-// A step is launched as soon as there is room for it, so that the device never waits for the host: its results are taken
-// while the next one runs.
+// A step is launched as soon as there is room for it, so that the device never waits for the host: its results are
+// taken while the next one runs.
 bool Engine::Step() {
   StepPlan plan = PackStep(table_, options_.limits, options_.step_cost, options_.step_target_us);
   if (plan.chunks.empty() && num_flying_ == 0) {

@@ -74,7 +74,8 @@ class Engine {
   void BeginStream(const Mail& mail);
   absl::Status Apply(const worker::v1::Edit& edit);
   void ResetHistory(const worker::v1::Admit& admit);
-  // Launches a step, or takes the results of one, or both. Returns whether there is nothing to compute until mail comes.
+  // Launches a step, or takes the results of one, or both. Returns whether there is nothing to compute until mail
+  // comes.
   bool Step();
   void Launch(StepPlan plan);
   void TakeResults();

@@ -63,8 +63,7 @@ void BuildStep(const SlotTable& table, const StepPlan& plan, StepInput& input, w
   input.Clear();
   input.query_start.push_back(0);
   for (const StepPlan::Chunk& chunk : plan.chunks) {
-    input.block_table_width =
-        std::max(input.block_table_width, NumBlocksInUse(table.at(chunk.slot), chunk.num_tokens));
+    input.block_table_width = std::max(input.block_table_width, NumBlocksInUse(table.at(chunk.slot), chunk.num_tokens));
   }
   uint64_t decode_context = 0, prefill_context = 0, prefill_tokens = 0;
   for (const StepPlan::Chunk& chunk : plan.chunks) {

@@ -20,8 +20,7 @@ std::vector<int32_t> WaitingForPrefill(const SlotTable& table) {
 
 StepPlan::Chunk MakeChunk(int32_t id, const Slot& slot, int32_t num_tokens) {
   const int32_t end = slot.num_computed_tokens + num_tokens;
-  return {id,           num_tokens, slot.order, end, NumLogitRows(slot, num_tokens), end == slot.length(),
-          slot.is_decoding()};
+  return {id, num_tokens, slot.order, end, NumLogitRows(slot, num_tokens), end == slot.length(), slot.is_decoding()};
 }
 
 }  // namespace

@@ -34,9 +34,9 @@ absl::StatusOr<int64_t> PoolBytes(const ModelRunnerOptions& options, int64_t fre
   const auto budget = static_cast<int64_t>(static_cast<double>(free_before) * options.device_fraction);
   const int64_t taken = free_before - stream.FreeBytes();
   if (budget - taken - kSpareBytes > 0) return budget - taken - kSpareBytes;
-  return absl::ResourceExhaustedError(
-      absl::StrCat("no memory for a KV pool: weights and activations take ", taken, " bytes, graphs up to ", kSpareBytes,
-                   "; the limit for all together is ", budget, ", ", options.device_fraction, " of what was free"));
+  return absl::ResourceExhaustedError(absl::StrCat(
+      "no memory for a KV pool: weights and activations take ", taken, " bytes, graphs up to ", kSpareBytes,
+      "; the limit for all together is ", budget, ", ", options.device_fraction, " of what was free"));
 }
 
 }  // namespace
@@ -44,8 +44,8 @@ absl::StatusOr<int64_t> PoolBytes(const ModelRunnerOptions& options, int64_t fre
 absl::StatusOr<std::unique_ptr<ModelRunner>> GpuRunner::Load(const ModelRunnerOptions& options, ModelConfig config,
                                                              const Checkpoint& checkpoint, Stream stream) {
   const int64_t free_before = stream.FreeBytes();
-  auto transformer = Transformer<bf16>::Load(
-      config, checkpoint, {options.max_rows, options.max_logit_rows, config.max_position}, stream);
+  auto transformer = Transformer<bf16>::Load(config, checkpoint,
+                                             {options.max_rows, options.max_logit_rows, config.max_position}, stream);
   if (!transformer.ok()) return transformer.status();
   stream.ReserveWorkspace(SampleWorkspaceBytes(config.vocab_size, stream));
   // Its size is known once everything else has its memory.
@@ -185,13 +185,12 @@ Mat<const float> GpuRunner::Compute(int64_t rows, int64_t sequences, int64_t log
   step.context_len.size = step.block_table.rows = sequences;
   step.sampling.size = logit_rows;
   LoadStep(step, staged_, stream_);
-  const Mat<const float> logits =
-      transformer_.Forward({step.tokens,
-                            step.positions,
-                            step.kv_slots,
-                            {step.query_start, step.context_len, step.block_table},
-                            step.logit_rows},
-                           kv_, stream_);
+  const Mat<const float> logits = transformer_.Forward({step.tokens,
+                                                        step.positions,
+                                                        step.kv_slots,
+                                                        {step.query_start, step.context_len, step.block_table},
+                                                        step.logit_rows},
+                                                       kv_, stream_);
   if (logit_rows > 0) {
     Sample(step.sampled, logits, step.sampling, step.biases, history_, stream_);
     CountTokens(history_, step.sampling, step.sampled, stream_);

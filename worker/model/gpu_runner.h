@@ -61,8 +61,8 @@ class GpuRunner final : public ModelRunner {
   KvCache<bf16> kv_;
   int64_t max_context_ = 0;
   DeviceBuffer device_memory_, shared_memory_;
-  DeviceStep step_;            // of the largest size
-  Mat<TokenCount> history_;    // [max_slots, V]
+  DeviceStep step_;          // of the largest size
+  Mat<TokenCount> history_;  // [max_slots, V]
   StagedSteps staged_;
   StagedLogProbs logprobs_[kStepTurns];
   Flight flights_[kStepTurns];

@@ -66,8 +66,7 @@ void ModelRunner::Check(const StepInput& input, int64_t max_context) const {
                  "tokens are in the vocabulary, or sampled by a step under way", config_.vocab_size);
   MILLRACE_CHECK(AllWithin(input.slots, -1, options_.max_slots), "slots are below max_slots", options_.max_slots);
   MILLRACE_CHECK(AllWithin(input.positions, 0, max_context), "positions are within the context", max_context);
-  MILLRACE_CHECK(AllWithin(input.kv_slots, -1, num_blocks() * kBlockTokens), "kv slots are in the pool",
-                 num_blocks());
+  MILLRACE_CHECK(AllWithin(input.kv_slots, -1, num_blocks() * kBlockTokens), "kv slots are in the pool", num_blocks());
   MILLRACE_CHECK(AllWithin(input.block_table, 0, num_blocks()), "block ids are in the pool", num_blocks());
   MILLRACE_CHECK(AllWithin(input.context_len, 1, std::min(max_context, input.block_table_width * kBlockTokens) + 1),
                  "contexts are within their block tables", max_context, input.block_table_width);
@@ -77,7 +76,8 @@ void ModelRunner::Check(const StepInput& input, int64_t max_context) const {
                  config_.vocab_size);
 }
 
-std::vector<TokenCount> ModelRunner::CountHistory(int slot, Vec<const int32_t> prompt, Vec<const int32_t> output) const {
+std::vector<TokenCount> ModelRunner::CountHistory(int slot, Vec<const int32_t> prompt,
+                                                  Vec<const int32_t> output) const {
   MILLRACE_CHECK(slot >= 0 && slot < options_.max_slots, "history slots are below max_slots", slot);
   std::vector<TokenCount> counts(static_cast<size_t>(config_.vocab_size));
   const auto of = [&](int32_t token) -> TokenCount& {

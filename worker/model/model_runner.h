@@ -19,12 +19,12 @@ namespace millrace {
 
 struct ModelRunnerOptions {
   std::filesystem::path model_dir;  // a Hugging Face folder: config.json and safetensors
-  int64_t kv_bytes = 0;             // memory for the KV pool; must hold at least one block. 0: what device_fraction leaves
-  double device_fraction = 0.9;     // of the GPU's free memory for everything, where kv_bytes is 0
-  int max_slots = 256;              // sequences of the largest step
-  int max_rows = 2048;              // T of the largest step
-  int max_logit_rows = 512;         // R of the largest step
-  int max_biases = 1 << 16;         // logit biases of the largest step
+  int64_t kv_bytes = 0;          // memory for the KV pool; must hold at least one block. 0: what device_fraction leaves
+  double device_fraction = 0.9;  // of the GPU's free memory for everything, where kv_bytes is 0
+  int max_slots = 256;           // sequences of the largest step
+  int max_rows = 2048;           // T of the largest step
+  int max_logit_rows = 512;      // R of the largest step
+  int max_biases = 1 << 16;      // logit biases of the largest step
 };
 
 class ModelRunner {

@@ -51,16 +51,16 @@ class Transformer {
 
  private:
   struct Activations {
-    Mat<float> residual;             // [T, C]
-    Mat<A> hidden;                   // [T, C]
-    Mat<float> delta;                // [T, C]
-    Mat<A> qkv;                      // [T, (H + 2K) D]
-    Mat<A> attention;                // [T, H D]
-    Mat<A> gate_up;                  // [T, 2F]
-    Mat<A> activated;                // [T, F]
-    Mat<A> last;                     // [R, C]
-    Mat<float> logits;               // [R, V]
-    Mat<float> rope_cos, rope_sin;   // [positions, D / 2]
+    Mat<float> residual;            // [T, C]
+    Mat<A> hidden;                  // [T, C]
+    Mat<float> delta;               // [T, C]
+    Mat<A> qkv;                     // [T, (H + 2K) D]
+    Mat<A> attention;               // [T, H D]
+    Mat<A> gate_up;                 // [T, 2F]
+    Mat<A> activated;               // [T, F]
+    Mat<A> last;                    // [R, C]
+    Mat<float> logits;              // [R, V]
+    Mat<float> rope_cos, rope_sin;  // [positions, D / 2]
   };
 
   Transformer() = default;

@@ -42,8 +42,7 @@ void ExpectGreedyPaths(const std::filesystem::path& model, const std::filesystem
       const TokenLogProbs& row = driver[i].logprobs[position];
       EXPECT_NEAR(row.chosen, row.top_values[0], 0);
       for (size_t n = 0; n < cases[i].top5[position].size(); ++n) {
-        EXPECT_NEAR(row.top_values[n], cases[i].top5[position][n].second,
-                    TestsRunOnGpu() ? kBf16Tolerance : kTolerance)
+        EXPECT_NEAR(row.top_values[n], cases[i].top5[position][n].second, TestsRunOnGpu() ? kBf16Tolerance : kTolerance)
             << "position " << position << " rank " << n;
       }
     }
