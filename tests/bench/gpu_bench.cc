@@ -8,6 +8,7 @@
 //   w7   time to first token: Qwen3-8B 2,048 tokens, Qwen3-0.6B 1,024
 //   w10  Qwen3-8B, 64 sequences that share 8,192 tokens and have 512 of their own
 //   w13  Qwen3-0.6B, from the start of the process to the first token
+//   exact  shape of Qwen3-0.6B: how many of 1,000 prompts get other tokens in company than alone
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -62,6 +63,8 @@ class Counter final : public ReportSink {
     const absl::MutexLock lock(&mutex_);
     for (const auto& row : report.rows()) {
       tokens_ += row.token_ids_size();
+      auto& output = outputs_[row.slot()];
+      output.insert(output.end(), row.token_ids().begin(), row.token_ids().end());
       MILLRACE_CHECK(row.finish_reason() != worker::v1::FINISH_REASON_NON_FINITE, "logits are finite", row.slot());
       if (row.finish_reason() != worker::v1::FINISH_REASON_UNSPECIFIED) ++finished_;
     }
@@ -86,6 +89,11 @@ class Counter final : public ReportSink {
     const absl::MutexLock lock(&mutex_);
     return first_token_;
   }
+  // Tokens by slot.
+  std::map<uint32_t, std::vector<int32_t>> outputs() {
+    const absl::MutexLock lock(&mutex_);
+    return outputs_;
+  }
   std::vector<Step> steps() {
     const absl::MutexLock lock(&mutex_);
     return steps_;
@@ -97,12 +105,15 @@ class Counter final : public ReportSink {
   int finished_ = 0;
   double first_token_ = 0;
   std::vector<Step> steps_;
+  std::map<uint32_t, std::vector<int32_t>> outputs_;
 };
 
 struct Request {
   std::vector<int32_t> prompt;
   int output = 1;
   int cached = 0;  // leading tokens that an earlier request of the same session computed, in the pool's first blocks
+  float temperature = 0;
+  uint64_t seed = 0;
 };
 
 class Session {
@@ -132,7 +143,7 @@ class Session {
   const ModelConfig& config() const { return config_; }
 
   // All requests at once, each with the blocks for its whole length. Returns the seconds to the last token.
-  double Run(const std::vector<Request>& requests, float temperature, Counter** counter = nullptr) {
+  double Run(const std::vector<Request>& requests) {
     auto sink = std::make_shared<Counter>();
     engine_->Attach(sink);
     worker::v1::Edit edit;
@@ -154,8 +165,8 @@ class Session {
       }
       admit->mutable_sampling()->set_top_p(1);
       admit->mutable_sampling()->set_repetition_penalty(1);
-      admit->mutable_sampling()->set_temperature(temperature);
-      admit->mutable_sampling()->set_seed(i);
+      admit->mutable_sampling()->set_temperature(request.temperature);
+      admit->mutable_sampling()->set_seed(request.seed);
     }
     const double begin = Now();
     const absl::Status status = engine_->Post(sink.get(), std::move(edit));
@@ -163,7 +174,6 @@ class Session {
     sink->AwaitFinished(static_cast<int>(requests.size()));
     const double seconds = Now() - begin;
     first_token_ = sink->first_token() - begin;
-    if (counter != nullptr) *counter = sink.get();
     last_ = std::move(sink);
     return seconds;
   }
@@ -217,7 +227,9 @@ std::vector<Request> NanoVllmRequests() {
   draw(in, 142'827);
   draw(out, 133'966);
   std::vector<Request> requests;
-  for (size_t i = 0; i < in.size(); ++i) requests.push_back({Tokens(random, static_cast<size_t>(in[i])), out[i], 0});
+  for (size_t i = 0; i < in.size(); ++i) {
+    requests.push_back({Tokens(random, static_cast<size_t>(in[i])), out[i], 0, 0.6f, i});
+  }
   return requests;
 }
 
@@ -236,7 +248,7 @@ void W1(const char* name, const std::string& shape, const std::filesystem::path&
   bytes += (longest - 1) * WeightBytes(session.config());
   std::vector<double> rates;
   for (int run = -1; run < 5; ++run) {
-    const double seconds = session.Run(requests, 0.6f);
+    const double seconds = session.Run(requests);
     if (run >= 0) rates.push_back(tokens / seconds);
   }
   const double limit = bytes / bandwidth + flops / kFlops;
@@ -248,7 +260,7 @@ void Decode(const char* name, Session& session, const std::string& shape, int ba
             double bandwidth, int steps = 48) {
   std::mt19937_64 random(1);
   const std::vector<int32_t> prefix = Tokens(random, static_cast<size_t>(shared));
-  if (shared > 0) session.Run({{prefix, 1, 0}}, 0);
+  if (shared > 0) session.Run({{prefix, 1}});
   std::vector<Request> requests;
   for (int i = 0; i < batch; ++i) {
     std::vector<int32_t> prompt = prefix, own = Tokens(random, static_cast<size_t>(context - shared));
@@ -257,7 +269,7 @@ void Decode(const char* name, Session& session, const std::string& shape, int ba
   }
   std::vector<double> runs;
   for (int run = 0; run < 5; ++run) {
-    session.Run(requests, 0);
+    session.Run(requests);
     std::vector<Counter::Step> all = session.last()->steps();
     std::erase_if(all, [&](const Counter::Step& s) { return s.rows != batch || s.prefills != 0; });
     MILLRACE_CHECK(all.size() > 10, "steps were measured");
@@ -275,7 +287,7 @@ void FirstToken(const char* name, Session& session, const std::string& shape, in
   std::mt19937_64 random(2);
   std::vector<double> runs;
   for (int run = -2; run < 7; ++run) {
-    session.Run({{Tokens(random, static_cast<size_t>(tokens)), 1, 0}}, 0);
+    session.Run({{Tokens(random, static_cast<size_t>(tokens)), 1}});
     if (run >= 0) runs.push_back(1e3 * session.first_token());
   }
   const double ms = Median(runs);
@@ -287,8 +299,63 @@ void ColdStart(const std::filesystem::path& model) {
   Session session(model, 256, 8192);
   const double ready = Now();
   std::mt19937_64 random(3);
-  session.Run({{Tokens(random, 16), 1, 0}}, 0);
+  session.Run({{Tokens(random, 16), 1}});
   std::printf("w13  from the process's start: ready %.2f s, first token %.2f s\n", ready, Now());
+}
+
+// Tokens that differ from those of `alone`, over requests run `batch` at a time.
+int64_t Differences(Session& session, const std::vector<Request>& requests, size_t batch,
+                    const std::vector<std::vector<int32_t>>& alone) {
+  int64_t differ = 0;
+  for (size_t begin = 0; begin < requests.size(); begin += batch) {
+    const size_t end = std::min(begin + batch, requests.size());
+    session.Run(
+        {requests.begin() + static_cast<std::ptrdiff_t>(begin), requests.begin() + static_cast<std::ptrdiff_t>(end)});
+    for (const auto& [slot, tokens] : session.last()->outputs()) {
+      for (size_t i = 0; i < tokens.size(); ++i) differ += tokens[i] != alone[begin + slot][i] ? 1 : 0;
+    }
+  }
+  return differ;
+}
+
+void Exact(const std::filesystem::path& folder) {
+  const RandomModel model("qwen3-0.6b", folder);
+  std::mt19937_64 random(4);
+  std::vector<Request> requests;
+  for (uint64_t i = 0; i < 1000; ++i) {
+    requests.push_back({Tokens(random, 20 + random() % 300), 16, 0, i % 2 == 0 ? 0.0f : 0.8f, i});
+  }
+  std::vector<std::vector<int32_t>> alone;
+  const auto report = [&](const char* how, int64_t differ, size_t count) {
+    std::printf("exact: %lld of %zu tokens differ from those of a prompt alone: %s\n", static_cast<long long>(differ),
+                16 * count, how);
+    std::fflush(stdout);
+  };
+  {
+    Session session(model.folder(), 256, 8192);
+    for (const Request& request : requests) {
+      session.Run({request});
+      alone.push_back(session.last()->outputs()[0]);
+    }
+    for (const size_t batch : {8, 64, 256}) {
+      const std::string how = "in batches of " + std::to_string(batch);
+      report(how.c_str(), Differences(session, requests, batch, alone), requests.size());
+    }
+    int64_t differ = 0;
+    size_t hits = 0;
+    for (size_t i = 0; i < requests.size() && hits < 200; ++i) {
+      Request hit = requests[i];
+      hit.cached = static_cast<int>(hit.prompt.size() - 1) / kBlockTokens * kBlockTokens;
+      if (hit.cached == 0) continue;
+      ++hits;
+      session.Run({{{hit.prompt.begin(), hit.prompt.begin() + hit.cached}, 1}});
+      differ += Differences(session, {hit}, 1, {alone[i]});
+    }
+    report("after a prefix hit", differ, hits);
+  }
+  Session session(model.folder(), 256, 256);
+  report("in batches of 256 with chunks of at most 256 rows", Differences(session, requests, 256, alone),
+         requests.size());
 }
 
 int Main(int argc, char** argv) {
@@ -301,12 +368,12 @@ int Main(int argc, char** argv) {
       names.emplace_back(argv[i]);
     }
   }
-  const std::vector<std::string> known = {"w1", "w1c", "w2", "w3", "w7", "w10", "w13"};
+  const std::vector<std::string> known = {"w1", "w1c", "w2", "w3", "w7", "w10", "w13", "exact"};
   const auto is_known = [&](const std::string& name) {
     return std::ranges::find(known, name) != known.end() || name.starts_with("w13:");
   };
   if (names.empty() || !std::ranges::all_of(names, is_known)) {
-    std::fprintf(stderr, "usage: gpu_bench [--folder DIR] w1|w1c|w2|w3|w7|w10|w13 …\n");
+    std::fprintf(stderr, "usage: gpu_bench [--folder DIR] w1|w1c|w2|w3|w7|w10|w13|exact …\n");
     return 2;
   }
   if (Stream::CountCuda() == 0) {
@@ -318,6 +385,7 @@ int Main(int argc, char** argv) {
   const double bandwidth = CopyBandwidth();
   std::printf("copy %.2f TB/s; arithmetic taken as %.0f TFLOP/s\n", bandwidth * 1e-12, kFlops * 1e-12);
   const auto asked = [&](const char* name) { return std::ranges::find(names, name) != names.end(); };
+  if (asked("exact")) Exact(folder);
   if (asked("w1")) W1("w1", "qwen3-0.6b", folder, bandwidth);
   if (asked("w1c")) W1("w1c", "qwen2-0.5b", folder, bandwidth);
   if (asked("w2") || asked("w7") || asked("w13")) {
