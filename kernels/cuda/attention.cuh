@@ -64,7 +64,7 @@ struct Tile {
     first_query = first;
     queries = min(most, rows * args.group - first);
     unseen = args.Context(s) - rows + 1;
-    limit = (first + queries - 1) / args.group + unseen;
+    limit = (rows == 1 ? 0 : (first + queries - 1) / args.group) + unseen;
   }
   __device__ int Chunks() const { return (limit + kChunkTokens - 1) / kChunkTokens; }
   // Tokens that query i of the tile sees; 0 beyond its queries.

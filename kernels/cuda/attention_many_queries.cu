@@ -2,8 +2,11 @@
 // A block is two warpgroups that compute and a warp that feeds them. It owns 128 queries (rows times heads of a group)
 // of one kv head, 64 for each warpgroup, and walks the chunks that they see: K and V of 128 tokens come in bulk to a
 // ring in shared memory, q . k goes by wgmma into 64 registers a thread, weights stay in registers as the other
-// product's left side, p . v goes to D / 2 registers and is combined with D / 2 totals. Blocks begin with the last
-// tiles, which see most. Bound: 4 D FLOPs per query and token.
+// product's left side, p . v goes to D / 2 registers and is combined with D / 2 totals. The
+// tensor cores serve the warpgroups in turns, so that one softens its scores while the other multiplies. Blocks take
+// tiles one by one, those that see most first, and the feeding warp is a tile ahead. Bound: 4 D FLOPs per query and
+// token. H200, 2026-11-30, share of 790 TFLOP/s: prompts of 2048 rows, 32 heads, 8 kv heads of 128: one 45 %, four 48
+// %; 14, 2 of 64: four 33 %; 1024 rows, 16, 8 of 128: four 31 %.
 #include "kernels/check.h"
 #include "kernels/cuda/attention_plan.cuh"
 #include "kernels/cuda/attention_products.cuh"
@@ -308,7 +311,6 @@ __device__ __forceinline__ void Feed(const AttentionArgs& args, const Tile& tile
 
 template <int D>
 __global__ void __launch_bounds__(kThreads, 1) ManyQueriesKernel(AttentionArgs args) {
-  AwaitInputs();
   extern __shared__ uint8_t raw[];
   uint8_t* const base = raw + (-SharedAddress(raw) & 1023u);
   const uint32_t shared = SharedAddress(base);
@@ -320,6 +322,7 @@ __global__ void __launch_bounds__(kThreads, 1) ManyQueriesKernel(AttentionArgs a
     ring.Init(kComputing / kWarp);
     tile_ring.Init(kComputing / kWarp);
   }
+  AwaitInputs();
   __syncthreads();
   if (threadIdx.x >= kComputing) {
     const bool feeds = threadIdx.x < kComputing + kWarp;

@@ -21,10 +21,9 @@ struct Span {
   __device__ bool Whole() const { return first == 0 && last == chunks; }
 };
 
-// Sets ends[s] to the sum of length(s) over the sequences up to s; returns the sum over all. All lanes of one warp.
-template <class Fn>
-__device__ __forceinline__ int ScanSequences(const AttentionArgs& args, int* ends, const Fn& length) {
-  constexpr int kAtOnce = 8;  // sequences of a lane whose loads are under way together
+// kAtOnce: sequences of a lane whose loads are under way together.
+template <int kAtOnce, class Fn>
+__device__ __forceinline__ int ScanSequencesBy(const AttentionArgs& args, int* ends, const Fn& length) {
   const int lane = static_cast<int>(threadIdx.x) % kWarp, count = args.Sequences();
   int before = 0;
   for (int begin = 0; begin < count; begin += kAtOnce * kWarp) {
@@ -50,6 +49,12 @@ __device__ __forceinline__ int ScanSequences(const AttentionArgs& args, int* end
   }
   __syncwarp();
   return before;
+}
+
+// Sets ends[s] to the sum of length(s) over the sequences up to s; returns the sum over all. All lanes of one warp.
+template <class Fn>
+__device__ __forceinline__ int ScanSequences(const AttentionArgs& args, int* ends, const Fn& length) {
+  return args.Sequences() <= kWarp ? ScanSequencesBy<1>(args, ends, length) : ScanSequencesBy<8>(args, ends, length);
 }
 
 // The sequence whose part of the line holds a place, and where that part begins.
@@ -88,8 +93,8 @@ class Plan {
     const int each = length_ / blocks;
     unit_ = each < kLeastChunks ? 0 : max(each / kUnits, 1);
     stretch_ = unit_ > 0 ? each - unit_ * kUnitsTaken : (length_ + blocks - 1) / blocks;
-    stretches_ = min(blocks, (length_ + stretch_ - 1) / max(stretch_, 1));
-    taken_from_ = min(stretches_ * stretch_, length_);
+    stretches_ = blocks;
+    taken_from_ = min(blocks * stretch_, length_);
     Enter(args, static_cast<int>(blockIdx.x));
   }
 
@@ -98,14 +103,14 @@ class Plan {
     Span span;
     for (;;) {
       while (position_ < end_) {
-        if (tile_ == tiles_) {
+        if (tile_ == per_head_ * args.kv.num_kv_heads) {
           do ++sequence_;
           while (ends_[sequence_] == ends_[sequence_ - 1]);
           tile_ = 0;
           EnterSequence(args);
         }
-        const int per_head = tiles_ / args.kv.num_kv_heads;
-        span.tile = Tile(args, sequence_, tile_ / per_head, tile_ % per_head * args.tile_queries, args.tile_queries);
+        const int head = per_head_ == 1 ? tile_ : tile_ / per_head_;
+        span.tile = Tile(args, sequence_, head, (tile_ - head * per_head_) * args.tile_queries, args.tile_queries);
         span.chunks = span.tile.Chunks();
         const int at = position_;
         const bool begins = begin_ <= at, ends = end_ >= at + of_tile_;
@@ -114,9 +119,11 @@ class Plan {
         if (cuts_) {
           span.first = begins ? 0 : min(begin_ - at, span.chunks);
           span.last = ends ? span.chunks : min(end_ - at, span.chunks);
-          span.counter = StretchAfter(at);
-          span.prefix = min(Boundary(span.counter) - at, span.chunks);
           span.slot = at;
+          if (!span.Whole()) {
+            span.counter = StretchAfter(at);
+            span.prefix = min(Boundary(span.counter) - at, span.chunks);
+          }
         } else {
           span.first = 0;
           span.last = begins ? span.chunks : 0;
@@ -138,25 +145,24 @@ class Plan {
   static int64_t Counters(int64_t blocks) { return kCounters + blocks * (kUnitsTaken + 3); }
 
  private:
-  static constexpr int kUnits = 16;       // small stretches as long as a block's share …
-  static constexpr int kUnitsTaken = 4;   // … of which so many are not its own
+  static constexpr int kUnits = 16;        // small stretches as long as a block's share …
+  static constexpr int kUnitsTaken = 4;    // … of which so many are not its own
   static constexpr int kLeastChunks = 32;  // of a share; smaller ones are the blocks' own
 
+  // A sequence's tiles of one kv head; 0 where they are the other kernel's.
   static __device__ int Tiles(const AttentionArgs& args, int rows) {
     const int queries = rows * args.group;
-    if (queries <= args.tile_queries) return queries > 0 ? args.kv.num_kv_heads : 0;
-    return queries >= args.many_queries
-               ? 0
-               : args.kv.num_kv_heads * ((queries + args.tile_queries - 1) / args.tile_queries);
+    if (queries <= args.tile_queries) return queries > 0 ? 1 : 0;
+    return queries >= args.many_queries ? 0 : (queries + args.tile_queries - 1) / args.tile_queries;
   }
   static __device__ int ChunksOf(int context) { return (context + kChunkTokens - 1) / kChunkTokens; }
   static __device__ int Length(const AttentionArgs& args, int s) {
-    return Tiles(args, args.Rows(s)) * ChunksOf(args.Context(s));
+    return Tiles(args, args.Rows(s)) * ChunksOf(args.Context(s)) * args.kv.num_kv_heads;
   }
 
   // Where stretch i begins.
   __device__ int Boundary(int i) const {
-    return i < stretches_ ? i * stretch_ : min(taken_from_ + (i - stretches_) * unit_, length_);
+    return i < stretches_ ? min(i * stretch_, length_) : min(taken_from_ + (i - stretches_) * unit_, length_);
   }
   // The first stretch that begins after a place.
   __device__ int StretchAfter(int place) const {
@@ -174,7 +180,7 @@ class Plan {
     position_ = start + tile_ * of_tile_;
   }
   __device__ void EnterSequence(const AttentionArgs& args) {
-    tiles_ = Tiles(args, args.Rows(sequence_));
+    per_head_ = Tiles(args, args.Rows(sequence_));
     of_tile_ = ChunksOf(args.Context(sequence_));
   }
 
@@ -187,10 +193,10 @@ class Plan {
   int begin_, end_;  // the current stretch
   int position_;     // where the current tile begins
   int sequence_ = 0;
-  int tile_ = 0;     // of the sequence, kv head by kv head
-  int tiles_ = 0;    // of the sequence
-  int of_tile_ = 0;  // chunks of a tile on the line; its rows may see less
-  bool cuts_;        // the slots suffice; else a tile is its first block's
+  int tile_ = 0;      // of the sequence, kv head by kv head
+  int per_head_ = 0;  // tiles of the sequence and one kv head
+  int of_tile_ = 0;   // chunks of a tile on the line; its rows may see less
+  bool cuts_;         // the slots suffice; else a tile is its first block's
 };
 
 }  // namespace millrace::cuda

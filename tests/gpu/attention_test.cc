@@ -221,6 +221,50 @@ TEST(GpuAttention, GivesARowOfALongContextTheSameBits) {
   }
 }
 
+// Sequences without rows or context are padding: nothing is done for them, and the others are as they are alone.
+TEST(GpuAttention, PassesOverEmptySequences) {
+  MILLRACE_NEEDS_GPU();
+  for (const int dim : {16, 48, 64, 128}) {
+    const int heads = 4, kv_heads = 2, context = 300, blocks = 10;
+    const Array<bf16> pool = Array<bf16>::Random(blocks, int64_t{kv_heads} * dim * kBlockTokens, 1);
+    const Array<bf16> qkv = Array<bf16>::Random(200, (heads + 2 * kv_heads) * dim, 2);
+    const OnGpu<bf16> k(pool), v(pool), gqkv(qkv);
+    const KvLayer<bf16> kv{k.mat().data, v.mat().data, blocks, kv_heads, dim};
+    // The rows of sequence s; rows beyond all sequences are padding, too.
+    const auto attend = [&](const std::vector<int>& rows, int all_rows) {
+      std::vector<int32_t> start{0}, contexts;
+      Array<int32_t> table(static_cast<int64_t>(rows.size()), blocks);
+      for (size_t s = 0; s < rows.size(); ++s) {
+        start.push_back(start.back() + rows[s]);
+        contexts.push_back(rows[s] > 0 ? context : 0);
+        int32_t* const ids = table.mat().row(static_cast<int64_t>(s));
+        std::iota(ids, ids + blocks, rows[s] > 0 ? 0 : -blocks);
+      }
+      const OnGpu<int32_t> gstart(start), gcontexts(contexts), gtable(table);
+      const OnGpu<bf16> out(all_rows, heads * dim);
+      PagedAttention<bf16>(out.mat(), gqkv.mat().Rows(0, all_rows), kv, {gstart.vec(), gcontexts.vec(), gtable.mat()},
+                           0.1f, GpuStream());
+      return out.Host();
+    };
+    for (const int rows : {1, 3, 100}) {
+      const Array<bf16> alone = attend({rows}, rows);
+      for (const int count : {1, 3, 40, 256}) {
+        SCOPED_TRACE(testing::Message() << dim << ": " << rows << " rows, " << count);
+        std::vector<int> none(static_cast<size_t>(count), 0);
+        attend(none, 1);
+        attend(none, std::min(count, 200));
+        for (const size_t at : {size_t{0}, none.size() / 2, none.size() - 1}) {
+          std::vector<int> one = none;
+          one[at] = rows;
+          Array<bf16> found = attend(one, 200);
+          found.values.resize(alone.values.size());
+          EXPECT_TRUE(SameBits(found.values, alone.values)) << at;
+        }
+      }
+    }
+  }
+}
+
 // A token that is NaN reaches the rows that see it, and no other, in one step and in many.
 TEST(GpuAttention, KeepsWhatIsNotFiniteFromRowsThatDoNotSeeIt) {
   MILLRACE_NEEDS_GPU();
