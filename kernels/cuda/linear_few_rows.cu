@@ -1,7 +1,9 @@
 // y[m, n] = sum over c of x[m, c] * w[n, c] + bias[n] for few rows. A block owns 8 kN outputs of 8 kX rows; its four
 // warps take one segment of K each, through a ring of stages of their own in shared memory (cp.async, 128-byte lines),
 // multiply with mma.sync (x is the 16-row side, weights the 8-column side), and the block adds the four sums in order.
-// The first ring of weights is under way before the inputs are ready.
+// The first ring of weights is under way before the inputs are ready. Bound: bytes, 2 per weight. H200, 2026-11-30,
+// share of a copy's 4228 GB/s at M = 1 / 16: 4096 -> 24576 97 / 92 %, 12288 -> 4096 95 / 91 %, 4096 -> 4096 76 / 72 %,
+// 4096 -> 151936 106 / 100 %, 1024 -> 4096 62 / 57 %, 2048 -> 1024 32 / 33 % (3.1 us, latency).
 #include <algorithm>
 
 #include "kernels/cuda/linear.cuh"
