@@ -74,6 +74,15 @@ __device__ __forceinline__ void StoreOutputs(bf16* y, float4 v) {
   *reinterpret_cast<uint2*>(y) = make_uint2(PackPair(v.x, v.y), PackPair(v.z, v.w));
 }
 
+// A multiprocessor divides its memory between cache and shared memory anew only when it is empty; kernels that agree on
+// the division can overlap, so that the weights of one call come while another ends.
+template <class... P>
+void PreferSharedMemory(void (*kernel)(P...)) {
+  CheckCuda(
+      cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared),
+      "cudaFuncSetAttribute");
+}
+
 // Up to 32 rows, and any number; their rows and the weights' start at multiples of 16 bytes.
 template <class Y>
 void LinearFewRows(const LinearArgs& args, Stream& stream);

@@ -131,6 +131,7 @@ void LaunchFew(const LinearArgs& args, Stream& stream) {
   using S = Shape<kX, kN, kib>;
   const int stages = static_cast<int>(std::min<int64_t>(S::kStages, TilesPerSegment(args.k)));
   const int ring_bytes = std::max(stages * S::kStageBytes, kX * 8 * kN * 8 * 4);  // or a segment's sums
+  PreferSharedMemory(FewRowsKernel<kX, kN, kib, Y, kPacked>);
   Launch(stream, FewRowsKernel<kX, kN, kib, Y, kPacked>,
          dim3(Grid(DivideUp(args.n, kN * 8)), Grid(DivideUp(args.m, kX * 8))), kThreads,
          static_cast<size_t>(kSegments * ring_bytes), args, ring_bytes);

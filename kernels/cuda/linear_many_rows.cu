@@ -343,6 +343,7 @@ void LaunchShape(const LinearArgs& args, Stream& stream) {
   plan.units = Grid(DivideUp(args.n, S::kOutputs * S::kShare)) * plan.token_tiles;
   const uint32_t together = static_cast<uint32_t>(StateOf(stream).num_sms * S::kPerSm / S::kCluster);
   const uint32_t clusters = S::kSplit == 1 ? std::min(plan.units, together) : plan.units;
+  PreferSharedMemory(ManyRowsKernel<S, Y>);
   Launch(stream, ManyRowsKernel<S, Y>, Grid(clusters * S::kCluster), S::kThreads,
          static_cast<size_t>(plan.stages * S::kStageBytes + S::kOtherBytes), MapOf(args.w, args.n, args.k, S::kOutputs),
          MapOf(args.x, args.m, args.k, S::kTokens / S::kShare), args, plan);
