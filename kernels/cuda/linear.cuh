@@ -74,8 +74,9 @@ __device__ __forceinline__ void StoreOutputs(bf16* y, float4 v) {
   *reinterpret_cast<uint2*>(y) = make_uint2(PackPair(v.x, v.y), PackPair(v.z, v.w));
 }
 
-// A multiprocessor divides its memory between cache and shared memory anew only when it is empty; kernels that agree on
-// the division can overlap, so that the weights of one call come while another ends.
+// All of a multiprocessor's memory as shared memory, for every shape of kernel alike: the four products of a layer of
+// Qwen3-0.6B took 18.1 us at one row with it and 19.1 without, in runs of their own. Presumably memory is divided anew
+// only where nothing runs.
 template <class... P>
 void PreferSharedMemory(void (*kernel)(P...)) {
   CheckCuda(
