@@ -11,6 +11,9 @@ namespace millrace {
 
 enum class Device : uint8_t { kCpu, kCuda };
 
+// The exit code of a process whose device failed: nothing in it can go on, and no one else's fault is mistaken for it.
+inline constexpr int kDeviceFailureExit = 3;
+
 class Stream {
  public:
   // num_threads compute threads, the caller's included; >= 1.

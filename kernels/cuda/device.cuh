@@ -31,8 +31,9 @@ void Launch(Stream& stream, void (*kernel)(P...), dim3 grid, int threads, size_t
   overlap.val.programmaticStreamSerializationAllowed = 1;
   config.attrs = &overlap;
   config.numAttrs = 1;
-  CheckCuda(cudaLaunchKernelEx(&config, kernel, static_cast<P>(args)...), "a kernel's launch");
-  CheckCuda(cudaGetLastError(), "a kernel's launch");
+  if (const cudaError_t error = cudaLaunchKernelEx(&config, kernel, static_cast<P>(args)...); error != cudaSuccess) {
+    LaunchFailed(error, reinterpret_cast<const void*>(kernel), grid, threads, shared_bytes);
+  }
 }
 
 inline unsigned Grid(int64_t n) { return static_cast<unsigned>(n); }

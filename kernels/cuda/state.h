@@ -7,8 +7,11 @@
 
 namespace millrace::cuda {
 
-// Aborts naming the call: a GPU that fails does not come back within this process.
+// Ends the process with kDeviceFailureExit, naming the call: a GPU that fails does not come back within this process.
 void CheckCuda(cudaError_t error, const char* call);
+
+// The same, naming the kernel and its grid.
+[[noreturn]] void LaunchFailed(cudaError_t error, const void* kernel, dim3 grid, int threads, size_t shared_bytes);
 
 struct State : Stream::State {
   explicit State(int gpu);

@@ -19,7 +19,17 @@ namespace cuda {
 void CheckCuda(cudaError_t error, const char* call) {
   if (error == cudaSuccess) return;
   std::fprintf(stderr, "CUDA: %s: %s\n", call, cudaGetErrorString(error));
-  std::abort();
+  std::fflush(stderr);
+  std::_Exit(kDeviceFailureExit);
+}
+
+void LaunchFailed(cudaError_t error, const void* kernel, dim3 grid, int threads, size_t shared_bytes) {
+  const char* name = nullptr;
+  if (cudaFuncGetName(&name, kernel) != cudaSuccess) name = "a kernel";
+  std::fprintf(stderr, "CUDA: launch of %s, grid %u x %u x %u, %d threads, %zu bytes of shared memory: %s\n", name,
+               grid.x, grid.y, grid.z, threads, shared_bytes, cudaGetErrorString(error));
+  std::fflush(stderr);
+  std::_Exit(kDeviceFailureExit);
 }
 
 State::State(int gpu) : Stream::State(Device::kCuda), ordinal(gpu) {
