@@ -164,7 +164,7 @@ void Engine::Launch(StepPlan plan) {
   step.plan = std::move(plan);
   step.report = StepReport();
   step.report.mutable_stalled_slots()->Assign(step.plan.stalled.begin(), step.plan.stalled.end());
-  step.launched = absl::Now();
+  step.launched = std::chrono::steady_clock::now();
   BuildStep(table_, step.plan, step.input, step.report);
   model_->Launch(step.input);
   AdvancePast(step.plan, table_);
@@ -175,8 +175,9 @@ void Engine::TakeResults() {
   model_->Await(output_);
   ApplyStep(step.plan, step.input, output_, table_, step.report);
   // The device works on one step at a time, so a step begins where the one before it ends.
-  const absl::Time end = absl::Now();
-  const int64_t us = absl::ToInt64Microseconds(end - std::max(step.launched, last_end_));
+  const auto end = std::chrono::steady_clock::now();
+  const int64_t us =
+      std::chrono::duration_cast<std::chrono::microseconds>(end - std::max(step.launched, last_end_)).count();
   last_end_ = end;
   step.report.set_step_us(static_cast<uint32_t>(std::clamp<int64_t>(us, 1, UINT32_MAX)));
   ++steps_;

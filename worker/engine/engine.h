@@ -6,6 +6,7 @@
 // limits.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -102,12 +103,12 @@ class Engine {
     StepPlan plan;
     StepInput input;
     worker::v1::StepReport report;
-    absl::Time launched;
+    std::chrono::steady_clock::time_point launched;
   };
   std::vector<FlyingStep> flying_;
   size_t num_flying_ = 0;
   StepOutput output_;
-  absl::Time last_end_;  // of a step
+  std::chrono::steady_clock::time_point last_end_;  // of a step
   std::shared_ptr<ReportSink> serving_;
   uint64_t serving_stream_ = 0;
   uint64_t steps_ = 0;         // of this stream
