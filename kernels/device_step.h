@@ -1,8 +1,9 @@
 // How a step reaches a GPU and how its tokens come back while the host is already ahead. The host writes a step into a
-// StagedStep, which lies in memory that both sides see (SharedBuffer), and hands the work to the stream; LoadStep, the
-// first of that work, takes the step over into the DeviceStep, whose addresses and padded sizes are fixed, so that the
-// work can be a recorded graph; StoreTokens, the last, returns the tokens. kStepTurns staged steps take turns in the
-// order of launch; the GPU counts the turns itself. CUDA alone: on the CPU the host's memory is the device's.
+// StagedStep, which lies in memory that both sides see (DeviceBuffer::Shared), and hands the work to the stream;
+// LoadStep, the first of that work, takes the step over into the DeviceStep, whose addresses and padded sizes are
+// fixed, so that the work can be a recorded graph; StoreTokens, the last, returns the tokens. kStepTurns staged steps
+// take turns in the order of launch; the GPU counts the turns itself. CUDA alone: on the CPU the host's memory is the
+// device's.
 //
 // Letters as in ops.h.
 #pragma once

@@ -1,5 +1,7 @@
 #include "kernels/stream.h"
 
+#include <unistd.h>
+
 #include <utility>
 
 #include "kernels/check.h"
@@ -33,5 +35,15 @@ void Stream::ReserveWorkspace(size_t bytes) {
   state_->workspace = DeviceBuffer(bytes, *this);
   MILLRACE_CHECK(workspace() != nullptr, "the workspace fits in memory", static_cast<long long>(bytes));
 }
+
+void* Stream::State::Record(const std::function<void()>&) {
+  MILLRACE_CHECK(false, "this device records its work");
+  return nullptr;
+}
+void Stream::State::Replay(void*) {}
+void Stream::State::Discard(void*) {}
+void Stream::State::Mark(int) {}
+void Stream::State::AwaitMark(int) {}
+int64_t Stream::State::FreeBytes() const { return sysconf(_SC_AVPHYS_PAGES) * sysconf(_SC_PAGESIZE); }
 
 }  // namespace millrace

@@ -26,6 +26,7 @@
 #include "tests/bench/random_model.h"
 #include "worker/engine/engine.h"
 #include "worker/engine/step_cost.h"
+#include "worker/model/model_runner.h"
 
 namespace millrace {
 namespace {
@@ -134,10 +135,9 @@ class Session {
                       .max_context = 32'768,
                       .max_rows = max_rows,
                       .max_logit_rows = max_slots};
-    auto model_ptr = std::make_unique<RunnerModel>(*std::move(runner));
-    options.step_cost = MeasureStepCost(*model_ptr, options.limits);
+    options.step_cost = MeasureStepCost(**runner, options.limits);
     options.step_target_us = 1e9;  // prefill first, as the workloads ask for
-    engine_ = std::make_unique<Engine>(std::move(model_ptr), options);
+    engine_ = std::make_unique<Engine>(*std::move(runner), options);
   }
 
   const ModelConfig& config() const { return config_; }

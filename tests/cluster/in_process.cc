@@ -69,7 +69,7 @@ void InProcessCluster::AddWorker(const WorkerShape& shape) {
   engine.step_cost = cost;
   engine.step_target_us = shape.step_target_us;
   Worker worker;
-  worker.engine = std::make_unique<Engine>(std::make_unique<RunnerModel>(*std::move(runner)), engine);
+  worker.engine = std::make_unique<Engine>(*std::move(runner), engine);
   worker.sink = std::make_shared<Sink>(mailbox_);
   worker.engine->Attach(worker.sink);
   const auto id = scheduler_.AddWorker(ready, now_);

@@ -12,6 +12,7 @@
 #include "service/address.h"
 #include "worker/api/fingerprint.h"
 #include "worker/engine/step_cost.h"
+#include "worker/model/model_runner.h"
 
 namespace millrace {
 namespace {
@@ -80,10 +81,9 @@ absl::StatusOr<std::unique_ptr<WorkerServer>> WorkerServer::Start(const WorkerOp
                    .max_rows = options.step_rows(),
                    .max_logit_rows = options.max_slots};
   engine.step_target_us = options.step_target_ms * 1000;
-  auto model = std::make_unique<RunnerModel>(*std::move(runner));
-  engine.step_cost = MeasureStepCost(*model, engine.limits);
+  engine.step_cost = MeasureStepCost(**runner, engine.limits);
   worker::v1::Ready ready = DescribeWorker(options, config, *fingerprint, engine);
-  return Serve(std::make_unique<Engine>(std::move(model), engine), std::move(ready), options.listen);
+  return Serve(std::make_unique<Engine>(*std::move(runner), engine), std::move(ready), options.listen);
 }
 
 absl::StatusOr<std::unique_ptr<WorkerServer>> WorkerServer::Serve(std::unique_ptr<Engine> engine,

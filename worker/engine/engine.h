@@ -19,9 +19,9 @@
 #include "absl/time/time.h"
 #include "millrace/worker/v1/worker.pb.h"
 #include "worker/engine/engine_limits.h"
-#include "worker/engine/model.h"
 #include "worker/engine/slot_table.h"
 #include "worker/engine/step_packer.h"
+#include "worker/model/model.h"
 
 namespace millrace {
 

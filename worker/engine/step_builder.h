@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "millrace/worker/v1/worker.pb.h"
-#include "worker/engine/model.h"
 #include "worker/engine/slot_table.h"
 #include "worker/engine/step_packer.h"
 #include "worker/model/step.h"

@@ -6,7 +6,7 @@
 
 #include "millrace/worker/v1/worker.pb.h"
 #include "worker/engine/engine_limits.h"
-#include "worker/engine/model.h"
+#include "worker/model/model.h"
 
 namespace millrace {
 

@@ -18,7 +18,6 @@ class CpuRunner final : public ModelRunner {
                                                            const Checkpoint& checkpoint, Stream stream);
 
   int64_t num_blocks() const override { return kv_.num_blocks(); }
-  int64_t block_bytes() const override { return KvCache<float>::BlockBytes(config()); }
   int max_steps_in_flight() const override { return 1; }
   void Launch(const StepInput& input) override;
   void Await(StepOutput& output) override;

@@ -24,7 +24,6 @@ class GpuRunner final : public ModelRunner {
   ~GpuRunner() override;
 
   int64_t num_blocks() const override { return kv_.num_blocks(); }
-  int64_t block_bytes() const override { return KvCache<bf16>::BlockBytes(config()); }
   int max_steps_in_flight() const override { return kStepTurns; }
   void Launch(const StepInput& input) override;
   void Await(StepOutput& output) override;

@@ -9,11 +9,12 @@
 #include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "kernels/stream.h"
+#include "worker/model/model.h"
 #include "worker/model/model_config.h"
-#include "worker/model/step.h"
 
 namespace millrace {
 
@@ -27,27 +28,13 @@ struct ModelRunnerOptions {
   int max_biases = 1 << 16;      // logit biases of the largest step
 };
 
-class ModelRunner {
+class ModelRunner : public Model {
  public:
   static absl::StatusOr<std::unique_ptr<ModelRunner>> Load(const ModelRunnerOptions& options, Stream stream);
-  virtual ~ModelRunner() = default;
 
   const ModelConfig& config() const { return config_; }
   const ModelRunnerOptions& options() const { return options_; }
-  virtual int64_t num_blocks() const = 0;   // of kBlockTokens tokens
-  virtual int64_t block_bytes() const = 0;  // all layers, k and v
-
-  // See Model, whose words these are.
-  virtual int max_steps_in_flight() const = 0;
-  // REQUIRES: the input is consistent and within the limits above (the engine's packer sees to it).
-  virtual void Launch(const StepInput& input) = 0;
-  virtual void Await(StepOutput& output) = 0;
-  virtual void ResetHistory(int slot, Vec<const int32_t> prompt, Vec<const int32_t> output) = 0;
-
-  void Run(const StepInput& input, StepOutput& output) {
-    Launch(input);
-    Await(output);
-  }
+  virtual int64_t num_blocks() const = 0;  // of kBlockTokens tokens
 
  protected:
   ModelRunner(const ModelRunnerOptions& options, ModelConfig config);

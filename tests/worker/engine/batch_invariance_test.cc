@@ -16,6 +16,7 @@
 #include "tests/worker/engine/edits.h"
 #include "tests/worker/engine/recorder.h"
 #include "worker/engine/engine.h"
+#include "worker/model/model_runner.h"
 
 namespace millrace::testing {
 namespace {
@@ -57,7 +58,7 @@ class Invariance : public ::testing::TestWithParam<std::string> {
     options.step_cost.set_prefill_token_us(10);
     options.step_cost.set_row_us(1);
     options.step_target_us = target_us;
-    return std::make_unique<Engine>(std::make_unique<RunnerModel>(*std::move(runner)), options);
+    return std::make_unique<Engine>(*std::move(runner), options);
   }
 
   static Admit AdmitOf(const Case& c, uint32_t slot, const std::vector<uint32_t>& blocks) {

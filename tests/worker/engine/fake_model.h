@@ -13,7 +13,7 @@
 #include "absl/synchronization/mutex.h"
 #include "kernels/check.h"
 #include "worker/engine/engine_limits.h"
-#include "worker/engine/model.h"
+#include "worker/model/model.h"
 
 namespace millrace::testing {
 

@@ -1,12 +1,8 @@
-// What the engine needs of a model: the seam at which its tests put a scripted one. RunnerModel is the real one; it
-// owns the ModelRunner and lives as long as the worker. Used by the engine thread.
+// What computes steps: the seam at which the engine's tests put a scripted one. ModelRunner is the real one. Used by
+// the engine thread.
 #pragma once
 
-#include <cstdint>
-#include <memory>
-#include <utility>
-
-#include "worker/model/model_runner.h"
+#include "kernels/tensor.h"
 #include "worker/model/step.h"
 
 namespace millrace {
@@ -17,6 +13,7 @@ class Model {
   // Steps may be launched ahead of the results of those before them, that many in all. A token below 0 in a later one
   // stands for the token that slot ~token sampled last.
   virtual int max_steps_in_flight() const = 0;
+  // REQUIRES: the input is consistent and within the model's limits (the engine's packer sees to it).
   virtual void Launch(const StepInput& input) = 0;
   // The results of the oldest step launched. REQUIRES: there is one.
   virtual void Await(StepOutput& output) = 0;
@@ -28,21 +25,6 @@ class Model {
     Launch(input);
     Await(output);
   }
-};
-
-class RunnerModel final : public Model {
- public:
-  explicit RunnerModel(std::unique_ptr<ModelRunner> runner) : runner_(std::move(runner)) {}
-
-  int max_steps_in_flight() const override { return runner_->max_steps_in_flight(); }
-  void Launch(const StepInput& input) override { runner_->Launch(input); }
-  void Await(StepOutput& output) override { runner_->Await(output); }
-  void ResetHistory(int slot, Vec<const int32_t> prompt, Vec<const int32_t> output) override {
-    runner_->ResetHistory(slot, prompt, output);
-  }
-
- private:
-  std::unique_ptr<ModelRunner> runner_;
 };
 
 }  // namespace millrace
