@@ -157,10 +157,11 @@ template <int D>
 __device__ __forceinline__ void StartScores(float (&scores)[4 * kColumnTiles], uint32_t queries, uint32_t keys) {
 #pragma unroll
   for (int i = 0; i < D / 16; ++i) {
-    MultiplyScores(scores, Operand(queries + static_cast<uint32_t>(i / 4 * Shared<D>::kQueriesSegment + i % 4 * 32)),
-                   Operand(keys + static_cast<uint32_t>(i / 4 * kSegmentBytes + i % 4 * 32)), i != 0 ? 1 : 0);
+    MultiplyWarpgroup(scores,
+                      Descriptor(queries + static_cast<uint32_t>(i / 4 * Shared<D>::kQueriesSegment + i % 4 * 32)),
+                      Descriptor(keys + static_cast<uint32_t>(i / 4 * kSegmentBytes + i % 4 * 32)), i != 0 ? 1 : 0);
   }
-  CommitProducts();
+  CommitWarpgroup();
 }
 // out = p . v; under way when it returns.
 template <int D>
@@ -168,10 +169,10 @@ __device__ __forceinline__ void StartOut(float (&out)[D / 2], const uint32_t (&w
                                          uint32_t values) {
 #pragma unroll
   for (int step = 0; step < kChunkTokens / 16; ++step) {
-    MultiplyWeights(out, weights[step], Operand(values + static_cast<uint32_t>(step * 2048), kSegmentBytes),
+    MultiplyWeights(out, weights[step], Descriptor(values + static_cast<uint32_t>(step * 2048), kSegmentBytes),
                     step != 0 ? 1 : 0);
   }
-  CommitProducts();
+  CommitWarpgroup();
 }
 
 template <int D>
@@ -232,9 +233,9 @@ __device__ __forceinline__ void Attend(const AttentionArgs& args, const Tile& ti
     for (int i = 0; i < D / 2; ++i) total[i] = 0;
     ring.AwaitFull();
     TakeTurn(warpgroup);
-    FenceProducts();
+    FenceWarpgroup();
     StartScores<D>(scores, queries, ring.Buffer());
-    AwaitProducts<0>();
+    WaitWarpgroup<0>();
     end_turn();
     Reread(scores);
     GiveBack<D>(ring);
@@ -243,15 +244,15 @@ __device__ __forceinline__ void Attend(const AttentionArgs& args, const Tile& ti
       ring.AwaitFull();
       ring.Ahead(1).AwaitFull();
       TakeTurn(warpgroup);
-      FenceProducts();
+      FenceWarpgroup();
       StartOut<D>(out, weights, ring.Buffer());
-      AwaitProducts<0>();
+      WaitWarpgroup<0>();
       Reread(out);
       GiveBack<D>(ring);
-      FenceProducts();
+      FenceWarpgroup();
       StartScores<D>(scores, queries, ring.Buffer());
       Add<D>(total, state, out, chunk_state);
-      AwaitProducts<0>();
+      WaitWarpgroup<0>();
       end_turn();
       Reread(scores);
       GiveBack<D>(ring);
@@ -261,9 +262,9 @@ __device__ __forceinline__ void Attend(const AttentionArgs& args, const Tile& ti
     const int left = tile.limit - (own - 1) * kChunkTokens;
     if (left < kChunkTokens) ClearBeyond<D>(ring.Buffer(), left);
     TakeTurn(warpgroup);
-    FenceProducts();
+    FenceWarpgroup();
     StartOut<D>(out, weights, ring.Buffer());
-    AwaitProducts<0>();
+    WaitWarpgroup<0>();
     end_turn();
     Reread(out);
     GiveBack<D>(ring);

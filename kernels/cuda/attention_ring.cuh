@@ -3,26 +3,10 @@
 #pragma once
 
 #include "kernels/cuda/attention.cuh"
+#include "kernels/cuda/hopper.cuh"
 
 namespace millrace::cuda {
 
-__device__ __forceinline__ void InitBarrier(uint32_t barrier, uint32_t arrivals) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
-}
-__device__ __forceinline__ void Arrive(uint32_t barrier, uint32_t count = 1) {
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
-}
-__device__ __forceinline__ void ArriveExpecting(uint32_t barrier, uint32_t bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
-}
-// Returns when the barrier's phase of this parity is complete.
-__device__ __forceinline__ void AwaitPhase(uint32_t barrier, uint32_t parity) {
-  asm volatile(
-      "{\n.reg .pred p;\nAGAIN:\nmbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n@!p bra AGAIN;\n}\n" ::"r"(
-          barrier),
-      "r"(parity)
-      : "memory");
-}
 __device__ __forceinline__ void BulkCopy(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
                "l"(from), "r"(bytes), "r"(barrier)
@@ -42,8 +26,8 @@ struct Ring {
   __device__ uint32_t Buffer() const { return buffers + static_cast<uint32_t>(index * kSlotBytes); }
   __device__ uint32_t Full() const { return barriers + static_cast<uint32_t>(index * 8); }
   __device__ uint32_t Empty() const { return barriers + static_cast<uint32_t>((kSlots + index) * 8); }
-  __device__ void AwaitFull() const { AwaitPhase(Full(), phase); }
-  __device__ void AwaitEmpty() const { AwaitPhase(Empty(), phase ^ 1); }
+  __device__ void AwaitFull() const { WaitBarrier(Full(), phase); }
+  __device__ void AwaitEmpty() const { WaitBarrier(Empty(), phase ^ 1); }
   // count <= kSlots
   __device__ void Advance(int count = 1) {
     index += count;

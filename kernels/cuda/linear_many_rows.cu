@@ -9,8 +9,8 @@
 // 4096 -> 24576 78 / 75 %, 4096 -> 6144 82 / 76 %, 1024 -> 6144 59 / 62 %.
 #include <algorithm>
 
+#include "kernels/cuda/hopper.cuh"
 #include "kernels/cuda/linear.cuh"
-#include "kernels/cuda/linear_hopper.cuh"
 
 namespace millrace::cuda {
 namespace {

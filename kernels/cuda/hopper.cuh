@@ -1,4 +1,4 @@
-// What the product uses of Hopper: barriers that count bytes, the bulk copy engine, clusters, and wgmma.
+// What products and attention use of Hopper: barriers that count bytes, the bulk copy engine, clusters, and wgmma.
 #pragma once
 
 #include <cuda.h>
@@ -10,18 +10,18 @@ namespace millrace::cuda {
 // --- Barriers in shared memory
 // ---------------------------------------------------------------------------------------------
 
-__device__ __forceinline__ void InitBarrier(uint32_t barrier, int arrivals) {
+__device__ __forceinline__ void InitBarrier(uint32_t barrier, uint32_t arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
 // Makes the barriers known to the copy engine and to the cluster.
 __device__ __forceinline__ void PublishBarriers() {
   asm volatile("fence.mbarrier_init.release.cluster;\nfence.proxy.async.shared::cta;" ::: "memory");
 }
-__device__ __forceinline__ void ArriveExpecting(uint32_t barrier, int bytes) {
+__device__ __forceinline__ void ArriveExpecting(uint32_t barrier, uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
-__device__ __forceinline__ void Arrive(uint32_t barrier) {
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+__device__ __forceinline__ void Arrive(uint32_t barrier, uint32_t count = 1) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
 }
 // At the same barrier of another block of the cluster. What it guards is read by wgmma alone, so no fence of the whole
 // cluster is needed; one would cost as much as a trip to memory.
@@ -98,9 +98,11 @@ __device__ __forceinline__ void CopyBoxToAll(uint32_t to, const CUtensorMap* map
 // --- wgmma
 // ----------------------------------------------------------------------------------------------------------------
 
-// A K-major operand in the 128-byte swizzle: address, 1024 bytes from eight rows to the next.
-__device__ __forceinline__ uint64_t Descriptor(uint32_t address) {
-  return (uint64_t{address & 0x3ffffu} >> 4) | uint64_t{1} << 16 | uint64_t{1024 >> 4} << 32 | uint64_t{1} << 62;
+// An operand in the 128-byte swizzle, 1024 bytes from eight rows of 128 bytes to the next eight. Contiguous in the
+// summed dimension; or transposed, with `stride` bytes from one 64 columns to the next.
+__device__ __forceinline__ uint64_t Descriptor(uint32_t address, uint32_t stride = 16) {
+  return (uint64_t{address & 0x3ffffu} >> 4) | uint64_t{stride >> 4} << 16 | uint64_t{1024 >> 4} << 32 |
+         uint64_t{1} << 62;
 }
 __device__ __forceinline__ void FenceWarpgroup() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void CommitWarpgroup() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
