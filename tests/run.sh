@@ -47,7 +47,7 @@ tsan() {  # targets without gRPC, whose Debian build is not instrumented
 }
 cuda() {  # compiles; tests/gpu/run.sh runs where a GPU is
   command -v nvcc > /dev/null || { echo "0 of 1 CUDA builds: no nvcc here, skipped"; return; }
-  build cuda --target millrace_kernels
+  build cuda --target gpu_tests
 }
 
 failed=

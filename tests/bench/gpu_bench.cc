@@ -5,15 +5,18 @@
 //   w1c  the same, shape of Qwen2-0.5B
 //   w2   Qwen3-0.6B, one sequence: 128 tokens in, 512 out
 //   w3   Qwen3-8B, context of 1,024, 1 / 16 / 64 / 256 sequences
-//   w7   time to first token: Qwen3-8B 2,048 tokens, Qwen3-0.6B 1,024
+//   w7   time to first token: Qwen3-8B 2,048 tokens, Qwen3-0.6B 1,024; w7s: the latter alone
 //   w10  Qwen3-8B, 64 sequences that share 8,192 tokens and have 512 of their own
+//   w12  Qwen3-0.6B, 256 sequences that all stay; w12c: one ends at every step. For gpu_timeline, which sees the gaps
 //   w13  Qwen3-0.6B, from the start of the process to the first token
 //   exact  shape of Qwen3-0.6B: how many of 1,000 prompts get other tokens in company than alone
+//   serve  leaves a folder with the model and w1.jsonl, w1's requests as a trace for `millrace bench`, and says where
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
 #include <map>
 #include <numeric>
 #include <random>
@@ -23,6 +26,7 @@
 #include "absl/synchronization/mutex.h"
 #include "kernels/buffer.h"
 #include "kernels/check.h"
+#include "nlohmann/json.hpp"
 #include "tests/bench/random_model.h"
 #include "worker/engine/engine.h"
 #include "worker/engine/step_cost.h"
@@ -358,6 +362,35 @@ void Exact(const std::filesystem::path& folder) {
          requests.size());
 }
 
+// Steps whose running set stays, or loses a sequence every time.
+void Steady(const char* name, const std::filesystem::path& folder, bool leaving) {
+  const RandomModel model("qwen3-0.6b", folder);
+  Session session(model.folder(), 256, 8192);
+  std::mt19937_64 random(5);
+  std::vector<Request> requests;
+  for (int i = 0; i < 256; ++i) requests.push_back({Tokens(random, 64), leaving ? 64 + i : 320});
+  session.Run(requests);
+  std::printf("%-4s qwen3-0.6b, 256 sequences: %.2f s\n", name, session.Run(requests));
+}
+
+// For a run through router and gRPC.
+void LeaveForServing(const std::filesystem::path& folder) {
+  RandomModel model("qwen3-0.6b", folder);
+  model.Keep();
+  std::ofstream trace(model.folder() / "w1.jsonl");
+  int64_t block = 0;
+  for (const Request& request : NanoVllmRequests()) {
+    nlohmann::json ids = nlohmann::json::array();
+    for (size_t begin = 0; begin < request.prompt.size(); begin += 512) ids.push_back(++block);
+    trace << nlohmann::json{{"timestamp", 0},
+                            {"input_length", request.prompt.size()},
+                            {"output_length", request.output},
+                            {"hash_ids", ids}}
+          << '\n';
+  }
+  std::printf("%s\n", model.folder().c_str());
+}
+
 int Main(int argc, char** argv) {
   std::filesystem::path folder = "/dev/shm";
   std::vector<std::string> names;
@@ -368,12 +401,13 @@ int Main(int argc, char** argv) {
       names.emplace_back(argv[i]);
     }
   }
-  const std::vector<std::string> known = {"w1", "w1c", "w2", "w3", "w7", "w10", "w13", "exact"};
+  const std::vector<std::string> known = {"w1",  "w1c", "w2",   "w3",  "w7",    "w7s",
+                                          "w10", "w12", "w12c", "w13", "exact", "serve"};
   const auto is_known = [&](const std::string& name) {
     return std::ranges::find(known, name) != known.end() || name.starts_with("w13:");
   };
   if (names.empty() || !std::ranges::all_of(names, is_known)) {
-    std::fprintf(stderr, "usage: gpu_bench [--folder DIR] w1|w1c|w2|w3|w7|w10|w13|exact …\n");
+    std::fprintf(stderr, "usage: gpu_bench [--folder DIR] w1|w1c|w2|w3|w7|w7s|w10|w12|w12c|w13|exact|serve …\n");
     return 2;
   }
   if (Stream::CountCuda() == 0) {
@@ -382,13 +416,17 @@ int Main(int argc, char** argv) {
   }
   // The model is made by one process and loaded by a fresh one.
   if (names[0].starts_with("w13:")) return ColdStart(names[0].substr(4)), 0;
+  if (names[0] == "serve") return LeaveForServing(folder), 0;
   const double bandwidth = CopyBandwidth();
   std::printf("copy %.2f TB/s; arithmetic taken as %.0f TFLOP/s\n", bandwidth * 1e-12, kFlops * 1e-12);
   const auto asked = [&](const char* name) { return std::ranges::find(names, name) != names.end(); };
   if (asked("exact")) Exact(folder);
   if (asked("w1")) W1("w1", "qwen3-0.6b", folder, bandwidth);
   if (asked("w1c")) W1("w1c", "qwen2-0.5b", folder, bandwidth);
-  if (asked("w2") || asked("w7") || asked("w13")) {
+  if (asked("w12")) Steady("w12", folder, false);
+  if (asked("w12c")) Steady("w12c", folder, true);
+  const bool small_w7 = asked("w7") || asked("w7s");
+  if (asked("w2") || small_w7 || asked("w13")) {
     const RandomModel model("qwen3-0.6b", folder);
     if (asked("w13")) {
       std::fflush(stdout);
@@ -396,10 +434,10 @@ int Main(int argc, char** argv) {
           std::filesystem::read_symlink("/proc/self/exe").string() + " w13:" + model.folder().string();
       for (int i = 0; i < 3; ++i) MILLRACE_CHECK(std::system(again.c_str()) == 0, "a fresh process starts");
     }
-    if (asked("w2") || asked("w7")) {
+    if (asked("w2") || small_w7) {
       Session session(model.folder(), 256, 8192);
       if (asked("w2")) Decode("w2", session, "qwen3-0.6b", 1, 128, 0, bandwidth, 512);
-      if (asked("w7")) FirstToken("w7", session, "qwen3-0.6b", 1024);
+      if (small_w7) FirstToken("w7", session, "qwen3-0.6b", 1024);
     }
   }
   if (asked("w3") || asked("w7") || asked("w10")) {

@@ -163,6 +163,8 @@ RandomModel::RandomModel(const std::string& name, const std::filesystem::path& p
   close(fd);
 }
 
-RandomModel::~RandomModel() { std::filesystem::remove_all(folder_); }
+RandomModel::~RandomModel() {
+  if (!kept_) std::filesystem::remove_all(folder_);
+}
 
 }  // namespace millrace

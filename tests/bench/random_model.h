@@ -1,4 +1,5 @@
-// A model folder with the exact shape of a known model and random weights, written for the life of the object.
+// A model folder with the exact shape of a known model and random weights, written for the life of the object, unless
+// it is kept.
 #pragma once
 
 #include <filesystem>
@@ -14,10 +15,12 @@ class RandomModel {
   RandomModel(const RandomModel&) = delete;
   RandomModel& operator=(const RandomModel&) = delete;
 
+  void Keep() { kept_ = true; }
   const std::filesystem::path& folder() const { return folder_; }
 
  private:
   std::filesystem::path folder_;
+  bool kept_ = false;
 };
 
 }  // namespace millrace

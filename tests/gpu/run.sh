@@ -1,40 +1,56 @@
 #!/bin/sh
-# run.sh [FOLDER]: on a machine with a GPU, builds the kernels and their GPU tests with g++ and nvcc alone, runs the tests, then
-# compute-sanitizer's memcheck on a reduced set, then the bench. GTEST names a folder with include/ and lib/ where the system has no GoogleTest.
+# run.sh FOLDER PART…: proves and measures on a machine with a GPU what build/cuda and build/cpu hold. FOLDER is an unpacked all.txz of pack.sh.
+#   kernels    every op against the CPU, and a row's bits alone and in company
+#   memcheck, racecheck   compute-sanitizer over a reduced set of those
+#   bench      shares of the measured copy bandwidth, op by op
+#   engine     the model's and the engine's tests on the GPU
+#   idle       how long the GPU does nothing between steps (w12, w12c)
+#   served     W1 through router, worker and client as processes
+#   anything else is a workload of gpu_bench
 set -u
 cd "$(dirname "$0")/../.."
-out=${1:-/tmp/millrace-gpu}; mkdir -p "$out"
-nvcc=${CUDACXX:-nvcc}; gtest=${GTEST:-/usr}
-cuda_flags="-std=c++20 -gencode=arch=compute_90a,code=sm_90a -Werror=all-warnings --expt-relaxed-constexpr -lineinfo -O2 -Xcompiler=-Wall -I. -DMILLRACE_CUDA"
-flags="-std=c++20 -O2 -Wall -Wextra -Wshadow -ffp-contract=off -I. -I$gtest/include -DMILLRACE_CUDA"
-{
-  for f in kernels/cuda/*.cu tests/gpu/*.cu; do
-    extra=; grep -q vocabulary.cuh "$f" && extra=-fmad=false
-    echo "$nvcc $cuda_flags $extra -Xptxas=-v -c $f -o $out/$(basename "$f").o > $out/$(basename "$f").log 2>&1 || { grep -h error $out/$(basename "$f").log; exit 1; }"
+bin=$1; shift
+export MILLRACE_SOURCE_DIR="$bin/root" MILLRACE_TEST_DEVICE=cuda
+result=0
+report() {  # log
+  grep -E "^\[ +FAILED|passed,|SKIPPED|CUDA|trap|CHECK|whole paths|Race reported|ERROR SUMMARY|RACECHECK SUMMARY" "$1" | head -60
+  grep -A10 Failure "$1" | head -80
+}
+tested() {  # seconds, program, arguments…
+  seconds=$1 log=/tmp/millrace-$(basename "$2").log; shift
+  timeout "$seconds" "$@" > "$log" 2>&1; code=$?
+  [ $code -eq 0 ] || { result=1; echo "$1: exit $code"; }
+  report "$log"
+}
+sanitized() {  # tool
+  tested 150 compute-sanitizer --tool "$1" --error-exitcode 9 "$bin/gpu_kernels_test" --gtest_filter="${SANITIZE:-GpuRows.*:GpuAttention.Agrees*:GpuSampling.Forbids*:GpuSampling.GivesTheCpusLog*}"
+}
+idle() {
+  for workload in w12 w12c; do
+    MILLRACE_TIMELINE=graphs CUDA_INJECTION64_PATH=$bin/libgpu_timeline.so timeout 60 "$bin/gpu_bench" $workload || result=1
   done
-  for isa in portable avx2 avx512; do
-    case $isa in avx2) arch="-mavx2 -mfma";; avx512) arch="-mavx512f -mavx512bw -mavx512dq -mavx512vl -mfma -Wno-maybe-uninitialized";; *) arch=;; esac
-    for f in attention kernels linear rows vocabulary; do
-      echo "g++ $flags -O3 -fno-math-errno $arch -DMILLRACE_ISA=$isa -c kernels/cpu/$f.cc -o $out/$isa-$f.o"
-    done
+}
+served() {
+  model=$(timeout 60 "$bin/gpu_bench" serve) || { result=1; return; }
+  cp tests/fixtures/tokenizer/* "$model/"
+  "$bin/millrace" up --model "$model" --device cuda --port 0 --max_slots 256 --log_dir /tmp > /tmp/millrace-up.log 2>&1 & up=$!
+  for _ in $(seq 600); do grep -q ^ready /tmp/millrace-up.log && break; sleep 0.1; done
+  address=$(sed -n 's/^ready //p' /tmp/millrace-up.log)
+  for seed in 1 2 3 4; do
+    timeout 60 "$bin/millrace" bench --router "$address" --workload trace --trace "$model/w1.jsonl" --max_requests 256 --concurrency 256 --temperature 0.6 --seed $seed || result=1
   done
-  for f in kernels/*.cc kernels/cpu/isa.cc kernels/cpu/ops.cc kernels/cpu/sampling.cc kernels/cpu/threads.cc; do
-    echo "g++ $flags -c $f -o $out/$(echo "$f" | tr / -).o"
-  done
-  for f in tests/gpu/*.cc tests/test_main.cc; do echo "g++ $flags -c $f -o $out/test-$(basename "$f").o"; done
-} | xargs -P "$(nproc)" -I{} sh -c '{}' || exit 1
-grep -h "spill stores\|Used" "$out"/*.cu.log | grep -v " 0 bytes spill stores" | sort | uniq -c | sort -rn | head -20
-objects=$(ls "$out"/*.o | grep -v -e test- -e kernels_bench)
-cuda_lib=$(dirname "$(readlink -f "$(command -v "$nvcc")")")/../lib64
-libraries="-L$gtest/lib -L$cuda_lib -lcudart_static -lpthread -ldl -lrt"
-g++ -o "$out/kernels_test" "$out"/test-*.o $objects -L"$gtest/lib" -lgmock -lgtest $libraries || exit 1
-g++ -o "$out/kernels_bench" "$out/kernels_bench.cu.o" $objects $libraries || exit 1
-nvidia-smi --query-gpu=name,driver_version --format=csv,noheader
-timeout 200 "$out/kernels_test" > "$out/test.log" 2>&1; result=$?
-grep -E "^\[ +(OK|FAILED)|passed,|Failure" "$out/test.log" | head -60
-grep -A12 Failure "$out/test.log" | head -80
-[ -n "${ONLY_TESTS:-}" ] && exit $result
-timeout 150 "$out/kernels_bench" | tee "$out/bench.log"
-timeout 180 compute-sanitizer --tool memcheck --error-exitcode 9 "$out/kernels_test" \
-  --gtest_filter="${SANITIZE:-GpuRows.*:GpuAttention.Agrees*:GpuSampling.Forbids*:GpuSampling.GivesTheCpusLog*}" 2>&1 | tail -12
+  kill $up; wait $up; rm -r "$model"
+}
+workloads=
+for part in "$@"; do
+  case $part in
+    kernels) tested 200 "$bin/gpu_kernels_test" ;;
+    memcheck|racecheck) sanitized "$part" ;;
+    bench) timeout 150 "$bin/gpu_kernels_bench" || result=1 ;;
+    engine) tested 60 "$bin/golden_test"; tested 60 "$bin/batch_invariance_test" ;;
+    idle|served) "$part" ;;
+    *) workloads="$workloads $part" ;;
+  esac
+done
+[ -z "$workloads" ] || timeout "${LIMIT:-500}" "$bin/gpu_bench" $workloads || result=1
 exit $result
