@@ -42,6 +42,7 @@ class Child {
   Child& operator=(const Child&) = delete;
 
   void Signal(int signal);
+  pid_t pid() const { return pid_; }  // 0 once reaped
   // How it ended ("exit code 1", "signal 9"), once it has.
   std::optional<std::string> Reap();
 

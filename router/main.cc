@@ -9,6 +9,7 @@
 #include "absl/flags/usage_config.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
 #include "google/protobuf/stubs/logging.h"
 #include "router/api/router_server.h"
 #include "service/address.h"
@@ -74,6 +75,8 @@ class ReadyLine {
 
 int Run() {
   ShutdownSignals signals;
+  // A debugging aid, on in builds like Debian's: every mutex would take one lock that all share.
+  absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
   // Protobuf logs every string that is not UTF-8; the client is told instead.
   google::protobuf::SetLogHandler(nullptr);
   const RouterOptions options = OptionsFromFlags();

@@ -7,6 +7,7 @@
 #include "absl/flags/flag.h"
 #include "absl/flags/parse.h"
 #include "absl/flags/usage.h"
+#include "absl/synchronization/mutex.h"
 #include "service/signals.h"
 #include "worker/api/worker_options.h"
 #include "worker/api/worker_server.h"
@@ -59,6 +60,8 @@ int Fail(const std::string& message, int code) {
 
 int main(int argc, char** argv) {
   millrace::ShutdownSignals signals;
+  // A debugging aid, on in builds like Debian's: every mutex would take one lock that all share.
+  absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
   absl::SetProgramUsageMessage("serves one model to one router\n  millrace-worker --model=FOLDER [--listen=HOST:PORT]");
   const std::vector<char*> arguments = absl::ParseCommandLine(argc, argv);
   if (arguments.size() > 1) return Fail(std::string("argument \"") + arguments[1] + "\"; the limit is flags alone", 2);

@@ -1,0 +1,241 @@
+// router_bench [--router PROGRAM] [--rate N] [--seconds S] [--streams N]: what the router itself costs. A worker
+// without a model (a process of its own) answers at once, so that all that takes time is gRPC and the router.
+//
+//   latency     requests at a rate, 64 tokens in and one out: time to the first token through the router, beside the
+//               same call answered by the worker's process directly, which is what gRPC alone takes
+//   throughput  streams that get a token at every step: tokens per second of the router's CPU time
+#include <sys/prctl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <iostream>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/clock.h"
+#include "cli/child.h"
+#include "cli/completion_call.h"
+#include "kernels/check.h"
+#include "tests/fixtures.h"
+#include "tests/router/fleet/fake_worker.h"
+
+namespace millrace {
+namespace {
+
+using Stub = v1::InferenceService::Stub;
+
+// Answers with one token at once.
+class Echo final : public v1::InferenceService::CallbackService {
+  class Answer final : public grpc::ServerWriteReactor<v1::GenerateResponse> {
+   public:
+    Answer() {
+      message_.add_token_ids(10);
+      message_.set_text("a");
+      message_.mutable_finish()->set_reason(v1::FINISH_REASON_LENGTH);
+      StartWriteAndFinish(&message_, {}, grpc::Status::OK);
+    }
+    void OnDone() override { delete this; }
+
+   private:
+    v1::GenerateResponse message_;
+  };
+  grpc::ServerWriteReactor<v1::GenerateResponse>* Generate(grpc::CallbackServerContext*,
+                                                           const v1::GenerateRequest*) override {
+    return new Answer;
+  }
+};
+
+int RunWorker() {
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  FakeWorker worker("worker");
+  worker.Stop();
+  worker.ready().set_num_slots(1024);
+  worker.ready().set_num_blocks(1 << 16);
+  worker.ready().set_block_tokens(32);
+  worker.ready().mutable_model()->set_max_context(4096);
+  worker.ready().mutable_step_cost()->set_step_us(10);
+  worker.ready().mutable_step_cost()->set_prefill_token_us(0.01);
+  worker.Listen(0);
+  Echo echo;
+  int port = 0;
+  grpc::ServerBuilder builder;
+  builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port);
+  builder.RegisterService(&echo);
+  const auto server = builder.BuildAndStart();
+  std::cout << worker.address() << " 127.0.0.1:" << port << std::endl;
+  pause();
+  return 0;
+}
+
+// The first line that a child prints.
+std::string FirstLine(Child& child) {
+  std::string first;
+  while (first.empty() && child.out().fd() >= 0) {
+    child.out().Read([&](const std::string& line) {
+      if (first.empty()) first = line;
+    });
+    child.err().Read([](const std::string& line) { std::fprintf(stderr, "%s\n", line.c_str()); });
+    absl::SleepFor(absl::Milliseconds(5));
+  }
+  MILLRACE_CHECK(!first.empty(), "a child says where it listens");
+  return first;
+}
+
+double CpuSeconds(pid_t pid) {
+  std::ifstream stat(absl::StrCat("/proc/", pid, "/stat"));
+  std::string word;
+  for (int i = 0; i < 13; ++i) stat >> word;
+  double user = 0, system = 0;
+  stat >> user >> system;
+  return (user + system) / static_cast<double>(sysconf(_SC_CLK_TCK));
+}
+
+v1::GenerateRequest Request(uint64_t seed, int prompt, int output) {
+  v1::GenerateRequest request;
+  for (int i = 0; i < prompt; ++i) {
+    request.mutable_token_ids()->add_ids(static_cast<int32_t>((seed * 7919 + static_cast<uint64_t>(i) * 31) % 300));
+  }
+  request.mutable_sampling()->set_max_tokens(output);
+  request.mutable_sampling()->set_ignore_eos(true);
+  request.mutable_sampling()->set_seed(seed);
+  return request;
+}
+
+class Calls {
+ public:
+  void Start(Stub& stub, v1::GenerateRequest request) {
+    {
+      const absl::MutexLock lock(&mutex_);
+      ++open_;
+    }
+    const auto begin = std::chrono::steady_clock::now();
+    CompletionCall::Start(
+        stub, std::move(request), std::nullopt,
+        [this, begin, first = true](const v1::GenerateResponse& piece) mutable {
+          const std::chrono::duration<double, std::micro> taken = std::chrono::steady_clock::now() - begin;
+          const absl::MutexLock lock(&mutex_);
+          if (first) first_us_.push_back(taken.count());
+          first = false;
+          tokens_ += piece.token_ids_size();
+        },
+        [this](const grpc::Status& status) {
+          MILLRACE_CHECK(status.ok(), status.error_message().c_str());
+          const absl::MutexLock lock(&mutex_);
+          --open_;
+        });
+  }
+  void Await() {
+    const absl::MutexLock lock(&mutex_);
+    mutex_.Await(absl::Condition(
+        +[](int* open) { return *open == 0; }, &open_));
+  }
+  std::vector<double> TakeTimes() {
+    const absl::MutexLock lock(&mutex_);
+    std::ranges::sort(first_us_);
+    return std::exchange(first_us_, {});
+  }
+  int64_t TakeTokens() {
+    const absl::MutexLock lock(&mutex_);
+    return std::exchange(tokens_, 0);
+  }
+
+ private:
+  absl::Mutex mutex_;
+  int open_ ABSL_GUARDED_BY(mutex_) = 0;
+  int64_t tokens_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::vector<double> first_us_ ABSL_GUARDED_BY(mutex_);
+};
+
+double At(const std::vector<double>& sorted, double share) {
+  return sorted[static_cast<size_t>(share * static_cast<double>(sorted.size() - 1))];
+}
+
+std::vector<double> AtRate(Stub& stub, double rate, double seconds) {
+  Calls calls;
+  const auto begin = std::chrono::steady_clock::now();
+  const auto count = static_cast<uint64_t>(rate * seconds);
+  for (uint64_t i = 0; i < count; ++i) {
+    std::this_thread::sleep_until(begin +
+                                  std::chrono::nanoseconds(static_cast<int64_t>(1e9 * static_cast<double>(i) / rate)));
+    calls.Start(stub, Request(i, 64, 1));
+  }
+  calls.Await();
+  return calls.TakeTimes();
+}
+
+struct Options {
+  std::string router = "build/cpu/bin/millrace-router";
+  double rate = 1000, seconds = 3;
+  int streams = 64;
+};
+
+int Run(const Options& options) {
+  const std::string self = std::filesystem::read_symlink("/proc/self/exe").string();
+  const auto worker = Child::Start({self, "worker"});
+  MILLRACE_CHECK(worker.ok(), "the worker starts");
+  const std::string addresses = FirstLine(**worker);
+  const size_t space = addresses.find(' ');
+  const auto router = Child::Start({options.router, "--model", Fixture("qwen3-tiny-6x32").string(), "--listen",
+                                    "127.0.0.1:0", "--workers", addresses.substr(0, space)});
+  MILLRACE_CHECK(router.ok(), "the router starts");
+  const std::string ready = FirstLine(**router);
+  const auto connect = [](const std::string& address) {
+    return v1::InferenceService::NewStub(grpc::CreateChannel(address, grpc::InsecureChannelCredentials()));
+  };
+  const auto through = connect(ready.substr(ready.find(' ') + 1)), direct = connect(addresses.substr(space + 1));
+
+  AtRate(*through, options.rate, 0.5), AtRate(*direct, options.rate, 0.5);
+  for (int run = 0; run < 3; ++run) {
+    const double before = CpuSeconds((*router)->pid());
+    const std::vector<double> with = AtRate(*through, options.rate, options.seconds);
+    const double cpu = (CpuSeconds((*router)->pid()) - before) / static_cast<double>(with.size());
+    const std::vector<double> without = AtRate(*direct, options.rate, options.seconds);
+    std::printf(
+        "latency at %.0f requests/s, us: through the router p50 %.0f p99 %.0f; directly p50 %.0f p99 %.0f; added p50 "
+        "%.0f p99 %.0f; "
+        "router %.0f us of CPU a request\n",
+        options.rate, At(with, 0.5), At(with, 0.99), At(without, 0.5), At(without, 0.99),
+        At(with, 0.5) - At(without, 0.5), At(with, 0.99) - At(without, 0.99), 1e6 * cpu);
+    std::fflush(stdout);
+  }
+  for (int run = 0; run < 3; ++run) {
+    Calls calls;
+    const double before = CpuSeconds((*router)->pid());
+    const auto begin = std::chrono::steady_clock::now();
+    for (int i = 0; i < options.streams; ++i) calls.Start(*through, Request(static_cast<uint64_t>(i), 64, 2000));
+    calls.Await();
+    const std::chrono::duration<double> wall = std::chrono::steady_clock::now() - begin;
+    const double cpu = CpuSeconds((*router)->pid()) - before;
+    const auto tokens = static_cast<double>(calls.TakeTokens());
+    std::printf("throughput, %d streams: %.0f tokens/s, %.0f tokens per second of the router's CPU (%.2f cores)\n",
+                options.streams, tokens / wall.count(), tokens / cpu, cpu / wall.count());
+    std::fflush(stdout);
+  }
+  return 0;
+}
+
+int Main(int argc, char** argv) {
+  if (argc == 2 && std::string(argv[1]) == "worker") return RunWorker();
+  Options options;
+  for (int i = 1; i + 1 < argc; i += 2) {
+    const std::string flag = argv[i];
+    if (flag == "--router") options.router = argv[i + 1];
+    if (flag == "--rate") options.rate = std::atof(argv[i + 1]);
+    if (flag == "--seconds") options.seconds = std::atof(argv[i + 1]);
+    if (flag == "--streams") options.streams = std::atoi(argv[i + 1]);
+  }
+  return Run(options);
+}
+
+}  // namespace
+}  // namespace millrace
+
+int main(int argc, char** argv) { return millrace::Main(argc, argv); }
