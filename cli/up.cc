@@ -38,7 +38,7 @@ void Describe(Options& options, Arguments& arguments) {
   arguments.Add("device", &options.device, "cpu, or cuda: the n-th worker takes the n-th GPU");
   arguments.Add("threads", &options.threads, 0, 1024, "threads of a worker; 0: the cores divided among the workers");
   arguments.Add("kv_memory", &options.kv_memory, "KV cache of a worker, e.g. 512MiB (default: the worker's)");
-  arguments.Add("max_slots", &options.max_slots, 0, 65536,
+  arguments.Add("max_slots", &options.max_slots, 0, 65535,
                 "sequences that a worker runs at once; 0: the worker's default");
   arguments.Add("step_target_ms", &options.step_target_ms, 0, 10000, "longest step; 0: the worker's default");
   arguments.Add("log_dir", &options.log_dir, "folder for one log a process (default: all on stderr, prefixed)");

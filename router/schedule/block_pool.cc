@@ -39,6 +39,7 @@ std::optional<BlockPool::Taken> BlockPool::Take() {
 
 void BlockPool::Pin(BlockId block) {
   Block& it = blocks_[block];
+  MILLRACE_CHECK(it.pins < UINT16_MAX, "a slot pins a block once", block);
   if (it.pins++ > 0) return;
   if (it.quarantines > 0) {
     --quarantined_;
@@ -59,6 +60,7 @@ void BlockPool::Unpin(BlockId block) {
 }
 
 void BlockPool::Quarantine(BlockId block) {
+  MILLRACE_CHECK(blocks_[block].quarantines < UINT16_MAX, "a slot is released once before its block is reused", block);
   ++blocks_[block].quarantines;
   Unpin(block);
 }

@@ -61,7 +61,7 @@ bool RunningSet::Admit(Sequence* sequence, const PrefixIndex::Match& match, Time
   uint32_t filler = kNone;
   uint32_t filled = 0;  // blocks up to the last one in flight
   for (uint32_t i = 0; i < hits; ++i) {
-    const PrefixIndex::Holder& holder = index_->HolderOn(match.entries[i], place_);
+    const PrefixIndex::Holder holder = index_->HolderOn(match.entries[i], place_);
     table.push_back(holder.block);
     if (holder.filler == kNone) continue;
     filler = holder.filler;

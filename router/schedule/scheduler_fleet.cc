@@ -12,7 +12,6 @@ namespace {
 
 constexpr uint32_t kMaxBlocks = 1 << 26;
 constexpr uint32_t kMaxBlockTokens = 1 << 16;
-constexpr uint32_t kMaxSlots = 1 << 16;
 constexpr int kMaxLosses = 2;  // workers that may die under a sequence
 
 absl::Status CheckRange(const char* name, uint64_t value, uint64_t least, uint64_t most) {
@@ -37,7 +36,7 @@ absl::Status Scheduler::State::CheckReady(const worker::v1::Ready& ready) const 
   absl::Status status;
   status.Update(CheckRange("num_blocks", ready.num_blocks(), 1, kMaxBlocks));
   status.Update(CheckRange("block_tokens", ready.block_tokens(), 1, kMaxBlockTokens));
-  status.Update(CheckRange("num_slots", ready.num_slots(), 1, kMaxSlots));
+  status.Update(CheckRange("num_slots", ready.num_slots(), 1, PrefixIndex::kMaxSlots));
   status.Update(CheckRange("vocab_size", its.vocab_size(), 1, INT32_MAX));
   status.Update(CheckRange("max_context", its.max_context(), 1, 1 << 30));
   const worker::v1::StepCost& cost = ready.step_cost();
@@ -71,6 +70,9 @@ absl::StatusOr<WorkerId> Scheduler::AddWorker(const worker::v1::Ready& ready, Ti
   const WorkerId id = state.next_worker++;
   state.workers[place] = {std::make_unique<RunningSet>(id, place, ready, state.options, &state.hasher, &*state.index)};
   state.places[id] = place;
+  size_t num_blocks = 0;
+  for (const State::Worker& worker : state.workers) num_blocks += worker.set == nullptr ? 0 : worker.set->pool().size();
+  state.index->Reserve(num_blocks);
   state.last_cost = ready.step_cost();
   state.UpdateLargestPool(now);
   state.Dispatch(now);

@@ -83,7 +83,7 @@ absl::Status WorkerOptions::Validate() const {
   absl::Status status = Range("kv_memory", static_cast<double>(*bytes), 1, 0x1p60);
   status.Update(Range("gpu_memory_fraction", gpu_memory_fraction, 0.05, 0.98));
   status.Update(Range("threads", threads, 0, 1024));
-  status.Update(Range("max_slots", max_slots, 1, 1 << 16));
+  status.Update(Range("max_slots", max_slots, 1, (1 << 16) - 1));
   if (max_rows != 0) status.Update(Range("max_rows", max_rows, max_slots, 1 << 17));
   status.Update(Range("step_target_ms", step_target_ms, 0.1, 10'000));
   return status;

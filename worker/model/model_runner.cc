@@ -12,7 +12,7 @@
 namespace millrace {
 namespace {
 
-constexpr int kMaxSlots = 1 << 16;
+constexpr int kMaxSlots = (1 << 16) - 1;
 constexpr int kMaxRows = 1 << 17;
 
 absl::Status CheckOptions(const ModelRunnerOptions& options) {
