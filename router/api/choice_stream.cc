@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
+
 namespace millrace {
 namespace {
 
@@ -31,25 +33,53 @@ ChoiceStream::ChoiceStream(uint32_t index, const v1::SamplingParams& params, uin
   finish_.set_seed(seed);
 }
 
+absl::Status ChoiceStream::Replay(const v1::Resume& resume, const SequenceSpec& spec) {
+  known_prompt_logprobs_ = resume.prompt_logprobs();
+  for (int i = 0; i < resume.token_ids_size(); ++i) {
+    const int32_t id = resume.token_ids(i);
+    const bool stops = std::ranges::find(spec.stop_token_ids, id) != spec.stop_token_ids.end();
+    if (ended_ || i >= spec.max_tokens) {
+      return absl::InvalidArgumentError(absl::StrCat("resume[", index_, "].token_ids holds ", resume.token_ids_size(),
+                                                     "; the answer ends after ", i));
+    }
+    AppendToken(id);
+    DropPending();
+    // The text held back until here comes with the Finish, which the client does not have.
+    if (stops || i + 1 == spec.max_tokens) {
+      End(stops ? worker::v1::FINISH_REASON_STOP_TOKEN : worker::v1::FINISH_REASON_LENGTH, id);
+    }
+  }
+  return absl::OkStatus();
+}
+
 void ChoiceStream::Append(const SequenceEvent& event) {
   if (ended_) return;
   if (!event.prompt_logprobs.empty()) {
-    prompt_logprobs_.assign(event.prompt_logprobs.rbegin(), event.prompt_logprobs.rend());
+    const auto known = static_cast<std::ptrdiff_t>(std::min(known_prompt_logprobs_, event.prompt_logprobs.size()));
+    prompt_logprobs_.assign(event.prompt_logprobs.rbegin(), event.prompt_logprobs.rend() - known);
   }
   for (size_t i = 0; i < event.token_ids.size() && !ended_; ++i) {
-    pending_.add_token_ids(event.token_ids[i]);
-    pending_bytes_ += sizeof(int32_t);
-    ++generated_tokens_;
     if (i < event.logprobs.size()) AppendLogProbs(event.logprobs[i]);
-    AppendText(detokenizer_.Append(event.token_ids[i]));
+    AppendToken(event.token_ids[i]);
   }
-  if (ended_ || !event.finished) return;
+  if (event.finished) End(event.finish_reason, event.token_ids.empty() ? -1 : event.token_ids.back());
+}
+
+void ChoiceStream::AppendToken(int32_t id) {
+  pending_.add_token_ids(id);
+  pending_bytes_ += sizeof(int32_t);
+  ++generated_tokens_;
+  AppendText(detokenizer_.Append(id));
+}
+
+void ChoiceStream::End(worker::v1::FinishReason reason, int32_t last_token) {
+  if (ended_) return;
   EndText();
   if (ended_) return;
   ended_ = true;
-  const bool stopped = event.finish_reason == worker::v1::FINISH_REASON_STOP_TOKEN;
+  const bool stopped = reason == worker::v1::FINISH_REASON_STOP_TOKEN;
   finish_.set_reason(stopped ? v1::FINISH_REASON_STOP : v1::FINISH_REASON_LENGTH);
-  if (stopped && !event.token_ids.empty()) finish_.set_stop_token_id(event.token_ids.back());
+  if (stopped && last_token >= 0) finish_.set_stop_token_id(last_token);
 }
 
 void ChoiceStream::AppendLogProbs(const worker::v1::LogProbs& logprobs) {

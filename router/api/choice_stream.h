@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "millrace/v1/inference.pb.h"
 #include "router/fleet/sequence_sink.h"
 #include "router/text/detokenizer.h"
@@ -18,6 +19,10 @@ class ChoiceStream {
  public:
   ChoiceStream(uint32_t index, const v1::SamplingParams& params, uint64_t seed, const std::string& request_id,
                const Tokenizer& tokenizer);
+
+  // Goes on after what the client received before: nothing of it comes again. It may have ended there. INVALID_ARGUMENT
+  // if these tokens cannot be an answer to `spec`. Before any event.
+  absl::Status Replay(const v1::Resume& resume, const SequenceSpec& spec);
 
   // An event without an error. It may end the choice: by its own finish reason, or by a stop string that came to be
   // complete, after which the sequence is of no more use. Further events of an ended choice are ignored.
@@ -33,8 +38,10 @@ class ChoiceStream {
   void DropPending();
 
  private:
+  void AppendToken(int32_t id);
   void AppendLogProbs(const worker::v1::LogProbs& logprobs);
   void AppendText(const std::string& text);
+  void End(worker::v1::FinishReason reason, int32_t last_token);
   void EndText();
 
   const uint32_t index_;
@@ -46,6 +53,7 @@ class ChoiceStream {
   v1::GenerateResponse pending_;
   size_t pending_bytes_ = 0;
   std::vector<worker::v1::LogProbs> prompt_logprobs_;  // not taken yet, last position first
+  size_t known_prompt_logprobs_ = 0;                   // leading ones that the client has
   v1::Finish finish_;
   uint32_t generated_tokens_ = 0;
   bool ended_ = false;

@@ -8,18 +8,15 @@
 namespace millrace {
 
 GenerateCall::GenerateCall(Fleet* fleet, CallRegistry* registry, std::string request_id,
-                           const v1::SamplingParams& params, uint64_t seed, const Tokenizer& tokenizer)
-    : fleet_(fleet), registry_(registry), request_id_(std::move(request_id)) {
-  absl::MutexLock lock(&mutex_);
-  const uint32_t choices = params.has_n() ? static_cast<uint32_t>(params.n()) : 1;
-  for (uint32_t i = 0; i < choices; ++i) choices_.emplace_back(i, params, seed + i, request_id_, tokenizer);
-}
+                           std::vector<ChoiceStream> choices)
+    : fleet_(fleet), registry_(registry), request_id_(std::move(request_id)), choices_(std::move(choices)) {}
 
 void GenerateCall::Begin(std::vector<SequenceId> sequences) {
   std::vector<size_t> useless;
   {
     absl::MutexLock lock(&mutex_);
     sequences_ = std::move(sequences);
+    begun_ = true;
     if (failure_.has_value()) useless = Fail(*failure_, true);
   }
   CancelSequences(useless);
@@ -45,7 +42,7 @@ void GenerateCall::Wake() {
   std::vector<size_t> useless;
   {
     absl::MutexLock lock(&mutex_);
-    if (sequences_.empty()) return;
+    if (!begun_) return;
     useless = DrainInbox();
     WriteNext();
   }
@@ -85,7 +82,7 @@ std::vector<size_t> GenerateCall::Fail(const grpc::Status& status, bool drop_pen
   std::vector<size_t> useless;
   for (size_t i = 0; i < choices_.size(); ++i) {
     if (drop_pending) choices_[i].DropPending();
-    if (!choices_[i].complete() && !sequences_.empty()) useless.push_back(i);
+    if (!choices_[i].complete() && i < sequences_.size()) useless.push_back(i);
   }
   return useless;
 }
@@ -123,7 +120,7 @@ void GenerateCall::WriteNext() {
     return;
   }
   // A failure before Begin waits for it: only then are all sequences known and can be cancelled.
-  if (sequences_.empty() || (!failure_.has_value() && !all_complete)) return;
+  if (!begun_ || (!failure_.has_value() && !all_complete)) return;
   finished_ = true;
   Finish(failure_.value_or(grpc::Status::OK));
 }

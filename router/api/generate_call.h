@@ -23,10 +23,9 @@ class GenerateCall final : public grpc::ServerWriteReactor<grpc::ByteBuffer>, pu
  public:
   static constexpr size_t kMaxPendingBytes = 256 << 10;
 
-  GenerateCall(Fleet* fleet, CallRegistry* registry, std::string request_id, const v1::SamplingParams& params,
-               uint64_t seed, const Tokenizer& tokenizer);
+  GenerateCall(Fleet* fleet, CallRegistry* registry, std::string request_id, std::vector<ChoiceStream> choices);
 
-  // The sequences of its choices, once they are submitted; output waits for this.
+  // The sequences of its first choices, once they are submitted; the others are complete. Output waits for this.
   void Begin(std::vector<SequenceId> sequences);
   // Ends the call with `status`, at once.
   void Abort(const grpc::Status& status);
@@ -51,9 +50,10 @@ class GenerateCall final : public grpc::ServerWriteReactor<grpc::ByteBuffer>, pu
 
   absl::Mutex mutex_;
   std::vector<ChoiceStream> choices_ ABSL_GUARDED_BY(mutex_);
-  std::vector<SequenceId> sequences_ ABSL_GUARDED_BY(mutex_);  // empty until Begin
-  size_t next_choice_ ABSL_GUARDED_BY(mutex_) = 0;             // whose turn it is to be written
-  grpc::ByteBuffer out_ ABSL_GUARDED_BY(mutex_);               // of the write in flight
+  std::vector<SequenceId> sequences_ ABSL_GUARDED_BY(mutex_);  // of the first choices
+  bool begun_ ABSL_GUARDED_BY(mutex_) = false;
+  size_t next_choice_ ABSL_GUARDED_BY(mutex_) = 0;  // whose turn it is to be written
+  grpc::ByteBuffer out_ ABSL_GUARDED_BY(mutex_);    // of the write in flight
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;
   bool finished_ ABSL_GUARDED_BY(mutex_) = false;
   std::optional<grpc::Status> failure_ ABSL_GUARDED_BY(mutex_);  // how the call will end, if not well

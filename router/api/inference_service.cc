@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "router/api/choices.h"
 #include "router/api/generate_call.h"
 #include "router/api/sequence_specs.h"
 #include "router/api/validate.h"
@@ -45,11 +46,12 @@ absl::StatusOr<GenerateCall*> InferenceService::BeginGenerate(const grpc::ByteBu
   if (!specs.ok()) return specs.status();
 
   const std::string request_id = request.request_id().empty() ? DrawRequestId() : request.request_id();
-  auto call =
-      std::make_shared<GenerateCall>(fleet_, registry_, request_id, request.sampling(), seed, model_->tokenizer());
+  absl::StatusOr<Choices> choices = MakeChoices(request, *std::move(specs), request_id, model_->tokenizer());
+  if (!choices.ok()) return choices.status();
+  auto call = std::make_shared<GenerateCall>(fleet_, registry_, request_id, std::move(choices->streams));
   status = registry_->Add(request_id, call);
   if (!status.ok()) return status;
-  absl::StatusOr<std::vector<SequenceId>> sequences = fleet_->Submit(*std::move(specs), call);
+  absl::StatusOr<std::vector<SequenceId>> sequences = fleet_->Submit(std::move(choices->specs), call);
   if (!sequences.ok()) {
     registry_->Remove(request_id);
     return sequences.status();

@@ -62,6 +62,10 @@ absl::StatusOr<std::vector<SequenceSpec>> MakeSpecs(const v1::GenerateRequest& r
   const int choices = params.has_n() ? params.n() : 1;
   std::vector<SequenceSpec> specs(static_cast<size_t>(choices), spec);
   for (size_t choice = 0; choice < specs.size(); ++choice) specs[choice].sampling.set_seed(context.seed + choice);
+  for (int choice = 0; choice < request.resume_size(); ++choice) {
+    const auto& received = request.resume(choice).token_ids();
+    specs[static_cast<size_t>(choice)].output.assign(received.begin(), received.end());
+  }
   if (params.has_prompt_logprobs())
     specs[0].sampling.set_prompt_logprobs(static_cast<uint32_t>(params.prompt_logprobs()));
   return specs;

@@ -95,6 +95,23 @@ void CheckSampling(const v1::SamplingParams& sampling, Verdict& verdict) {
   if (sampling.has_n()) verdict.Int("sampling.n", sampling.n(), 1, 8);
 }
 
+void CheckResume(const v1::GenerateRequest& request, Verdict& verdict) {
+  if (request.resume().empty()) return;
+  const v1::SamplingParams& sampling = request.sampling();
+  const int64_t choices = sampling.has_n() ? sampling.n() : 1;
+  verdict.Count("resume", request.resume_size(), choices, choices);
+  if (!sampling.has_seed()) verdict.Refuse("sampling.seed is absent; with resume it must be set");
+  for (int i = 0; i < request.resume_size() && verdict.ok(); ++i) {
+    const v1::Resume& resume = request.resume(i);
+    const std::string name = absl::StrCat("resume[", i, "]");
+    if (sampling.has_max_tokens()) {
+      verdict.Count(name + ".token_ids", resume.token_ids_size(), 0, sampling.max_tokens());
+    }
+    const bool may_have = i == 0 && sampling.has_prompt_logprobs();
+    verdict.Int(name + ".prompt_logprobs", resume.prompt_logprobs(), 0, may_have ? INT32_MAX : 0);
+  }
+}
+
 template <class Ids>
 void CheckIds(absl::string_view field, const Ids& ids, uint32_t vocab_size, Verdict& verdict) {
   for (int i = 0; i < ids.size(); ++i) {
@@ -127,6 +144,7 @@ absl::Status Validate(const v1::GenerateRequest& request) {
       break;
   }
   CheckSampling(request.sampling(), verdict);
+  CheckResume(request, verdict);
   return verdict.Take();
 }
 
@@ -172,6 +190,9 @@ absl::Status ValidateTokenIds(const v1::GenerateRequest& request, uint32_t vocab
   CheckIds("sampling.stop_token_ids", request.sampling().stop_token_ids(), vocab_size, verdict);
   for (const auto& [token, bias] : request.sampling().logit_bias()) {
     verdict.Int("a token of sampling.logit_bias", token, 0, int64_t{vocab_size} - 1);
+  }
+  for (int i = 0; i < request.resume_size(); ++i) {
+    CheckIds(absl::StrCat("resume[", i, "].token_ids"), request.resume(i).token_ids(), vocab_size, verdict);
   }
   return verdict.Take();
 }

@@ -35,6 +35,7 @@ struct SchedulerOptions {
 // One output to generate; a request with n choices is n of them, submitted together, and shares the prompt's blocks.
 struct SequenceSpec {
   std::vector<int32_t> prompt;  // at least one token
+  std::vector<int32_t> output;  // generated before, elsewhere: it goes on after them; fewer than max_tokens
   worker::v1::Sampling sampling;
   std::vector<int32_t> stop_token_ids;
   int32_t min_tokens = 0;

@@ -18,6 +18,10 @@ absl::Status Scheduler::State::CheckSpec(const SequenceSpec& spec) const {
   if (spec.prompt.empty()) return absl::InvalidArgumentError("the prompt has 0 tokens; the least is 1");
   if (spec.max_tokens < 1)
     return absl::InvalidArgumentError(absl::StrCat("max_tokens ", spec.max_tokens, " is below 1"));
+  if (spec.output.size() >= static_cast<size_t>(spec.max_tokens)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("output has ", spec.output.size(), " tokens; the limit is below max_tokens, ", spec.max_tokens));
+  }
   if (spec.min_tokens < 0 || spec.min_tokens > spec.max_tokens) {
     return absl::InvalidArgumentError(
         absl::StrCat("min_tokens ", spec.min_tokens, " is not within 0 … ", spec.max_tokens));
@@ -37,6 +41,7 @@ absl::Status Scheduler::State::CheckSpec(const SequenceSpec& spec) const {
                                                      largest_pool));
   }
   absl::Status status = check_tokens("prompt", spec.prompt);
+  if (status.ok()) status = check_tokens("output", spec.output);
   if (status.ok()) status = check_tokens("stop_token_ids", spec.stop_token_ids);
   if (status.ok()) status = check_tokens("bias_token_ids", spec.sampling.bias_token_ids());
   return status;
@@ -48,7 +53,7 @@ absl::StatusOr<std::vector<SequenceId>> Scheduler::Submit(std::vector<SequenceSp
   int64_t tokens = state.queue.tokens();
   for (const SequenceSpec& spec : specs) {
     if (absl::Status status = state.CheckSpec(spec); !status.ok()) return status;
-    tokens += static_cast<int64_t>(spec.prompt.size());
+    tokens += static_cast<int64_t>(spec.prompt.size() + spec.output.size());
   }
   const int64_t queued = static_cast<int64_t>(state.queue.size() + specs.size());
   if (queued > state.options.max_queued_sequences) {
@@ -67,16 +72,18 @@ absl::StatusOr<std::vector<SequenceId>> Scheduler::Submit(std::vector<SequenceSp
     sequence->max_length = sequence->num_prompt + static_cast<uint32_t>(spec.max_tokens);
     sequence->min_length = spec.min_tokens == 0 ? 0 : sequence->num_prompt + static_cast<uint32_t>(spec.min_tokens);
     sequence->tokens = std::move(spec.prompt);
+    sequence->tokens.insert(sequence->tokens.end(), spec.output.begin(), spec.output.end());
     sequence->sampling = std::move(spec.sampling);
     sequence->stop_token_ids = std::move(spec.stop_token_ids);
     sequence->priority = spec.priority;
     sequence->deadline = spec.deadline;
     sequence->root = state.hasher.Root(spec.cache_salt);
-    sequence->limit = std::max(2.0, 2 * PrefillSeconds(state.last_cost, 0, sequence->num_prompt));
+    sequence->limit = std::max(2.0, 2 * PrefillSeconds(state.last_cost, 0, sequence->length()));
     sequence->report.prompt_tokens = static_cast<int32_t>(sequence->num_prompt);
+    sequence->report.generated_tokens = static_cast<int32_t>(spec.output.size());
     sequence->report.submitted = now;
     if (sequence->deadline != kNever) state.deadlines.insert({sequence->deadline, sequence->id});
-    state.counts.prompt_tokens += sequence->num_prompt;
+    state.counts.prompt_tokens += sequence->length();
     ids.push_back(sequence->id);
     state.Enqueue(sequence.get(), now);
     state.sequences.emplace(sequence->id, std::move(sequence));

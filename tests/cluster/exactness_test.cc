@@ -185,6 +185,31 @@ TEST_P(Exactness, HoldsWhenAWorkerIsLost) {
   ExpectEmpty(cluster, 1);
 }
 
+// As after the loss of a router: the client brings what it has of each answer.
+TEST_P(Exactness, HoldsWhenAnAnswerIsResumedElsewhere) {
+  InProcessCluster cluster(model_);
+  cluster.AddWorker({4, 64});
+  std::mt19937_64 random(Seed());
+  Groups groups = Singles(true);
+  std::vector<size_t> cuts;
+  for (size_t i = 0; i < groups.size(); ++i) {
+    SequenceSpec& spec = groups[i][0];
+    const std::vector<int32_t>& answer = Truth()[i].tokens;
+    cuts.push_back(random() % answer.size());
+    spec.output.assign(answer.begin(), answer.begin() + static_cast<std::ptrdiff_t>(cuts[i]));
+  }
+  const std::vector<Output> outputs = cluster.Run(std::move(groups), 2);
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    ASSERT_TRUE(outputs[i].status.ok()) << outputs[i].status;
+    const Output& truth = Truth()[i];
+    const auto cut = static_cast<std::ptrdiff_t>(cuts[i]);
+    EXPECT_EQ(outputs[i].tokens, std::vector(truth.tokens.begin() + cut, truth.tokens.end())) << i << " after " << cut;
+    if (truth.logprobs.empty()) continue;
+    EXPECT_EQ(outputs[i].logprobs, std::vector(truth.logprobs.begin() + cut, truth.logprobs.end())) << i;
+  }
+  ExpectEmpty(cluster, 0);
+}
+
 INSTANTIATE_TEST_SUITE_P(Models, Exactness, testing::Values("qwen3-tiny-6x32", "llama-tiny-3x48", "qwen2-tiny-5x16"),
                          [](const auto& model) {
                            std::string name = model.param;

@@ -91,6 +91,93 @@ TEST_F(ChoiceStreamTest, SplitsManyPromptLogProbsAndKeepsTheirOrder) {
   EXPECT_EQ(next, 5000);
 }
 
+// Characters of several tokens, a stop string that begins in them, and one that never comes to be complete.
+TEST_F(ChoiceStreamTest, GoesOnAfterAnyTokenAsIfItHadNeverBroken) {
+  v1::SamplingParams params;
+  params.add_stop("\xc3\xa9nd here");
+  params.add_stop("abd");
+  const std::vector<int32_t> ids = Ids("abc \xf0\x9f\x98\x80 abab \xe2\x82\xac \xc3\xa9n \xc3\xa9nd here");
+  ChoiceStream whole = Make(params);
+  std::vector<std::string> texts;  // of each token
+  for (const int32_t id : ids) {
+    whole.Append(Event({id}));
+    texts.push_back(whole.TakeMessage().text());
+  }
+  ASSERT_TRUE(whole.ended());
+  whole.Complete({});
+  const v1::Finish finish = whole.TakeMessage().finish();
+  SequenceSpec spec;
+  spec.max_tokens = 100;
+  for (size_t cut = 0; cut <= ids.size(); ++cut) {
+    v1::Resume resume;
+    resume.mutable_token_ids()->Add(ids.begin(), ids.begin() + static_cast<std::ptrdiff_t>(cut));
+    ChoiceStream rest = Make(params);
+    ASSERT_TRUE(rest.Replay(resume, spec).ok());
+    EXPECT_EQ(rest.ended(), cut == ids.size());
+    for (size_t i = cut; i < ids.size(); ++i) {
+      rest.Append(Event({ids[i]}));
+      const v1::GenerateResponse message = rest.TakeMessage();
+      EXPECT_EQ(message.text(), texts[i]) << "token " << i << " after " << cut;
+      EXPECT_EQ(message.token_ids_size(), 1);
+    }
+    ASSERT_TRUE(rest.ended());
+    rest.Complete({});
+    const v1::GenerateResponse last = rest.TakeMessage();
+    EXPECT_EQ(last.text(), "");
+    EXPECT_EQ(last.finish().SerializeAsString(), finish.SerializeAsString());
+  }
+}
+
+TEST_F(ChoiceStreamTest, EndsAtOnceIfAllTokensWereReceived) {
+  v1::SamplingParams params;
+  params.add_stop("cxy");
+  SequenceSpec spec;
+  spec.stop_token_ids = {Ids("!").at(0)};
+  const auto resume = [](const std::vector<int32_t>& ids) {
+    v1::Resume received;
+    received.mutable_token_ids()->Add(ids.begin(), ids.end());
+    return received;
+  };
+  spec.max_tokens = 3;
+  ChoiceStream at_length = Make(params);
+  ASSERT_TRUE(at_length.Replay(resume({Ids("a")[0], Ids("b")[0], Ids("c")[0]}), spec).ok());
+  ASSERT_TRUE(at_length.ended());
+  at_length.Complete({});
+  v1::GenerateResponse last = at_length.TakeMessage();
+  EXPECT_EQ(last.text(), "c") << "held back until the end was known";
+  EXPECT_EQ(last.token_ids_size(), 0);
+  EXPECT_EQ(last.finish().reason(), v1::FINISH_REASON_LENGTH);
+  EXPECT_EQ(last.finish().usage().generated_tokens(), 3u);
+  ChoiceStream at_stop = Make(params);
+  ASSERT_TRUE(at_stop.Replay(resume({Ids("a")[0], Ids("!")[0]}), spec).ok());
+  ASSERT_TRUE(at_stop.ended());
+  at_stop.Complete({});
+  last = at_stop.TakeMessage();
+  EXPECT_EQ(last.finish().reason(), v1::FINISH_REASON_STOP);
+  EXPECT_EQ(last.finish().stop_token_id(), Ids("!")[0]);
+  const absl::Status status = Make(params).Replay(resume({Ids("!")[0], Ids("a")[0]}), spec);
+  EXPECT_EQ(status.message(), "resume[0].token_ids holds 2; the answer ends after 1");
+}
+
+TEST_F(ChoiceStreamTest, SendsOnlyThePromptLogProbsThatHadNotCome) {
+  for (const uint32_t known : {0u, 1999u, 3000u, 4000u}) {
+    ChoiceStream choice = Make({});
+    v1::Resume resume;
+    resume.set_prompt_logprobs(known);
+    ASSERT_TRUE(choice.Replay(resume, {}).ok());
+    SequenceEvent event = Event({10});
+    event.prompt_logprobs.resize(3000);
+    for (int i = 0; i < 3000; ++i) event.prompt_logprobs[static_cast<size_t>(i)].set_token_id(i);
+    choice.Append(event);
+    int next = static_cast<int>(std::min(known, 3000u));
+    while (choice.has_message()) {
+      const v1::GenerateResponse message = choice.TakeMessage();
+      for (const auto& logprobs : message.prompt_logprobs()) EXPECT_EQ(logprobs.token_id(), next++);
+    }
+    EXPECT_EQ(next, 3000);
+  }
+}
+
 TEST(MakeSpecs, FillsInDefaultsAndForbidsByBias) {
   worker::v1::Model model;
   model.set_vocab_size(100);

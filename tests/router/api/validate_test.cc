@@ -115,6 +115,25 @@ std::vector<Bad> BadRequests() {
       Sampling("sampling.logprobs is 21; the limit is 0 to 20", [](auto& s) { s.set_logprobs(21); }),
       Sampling("sampling.logprobs is -1", [](auto& s) { s.set_logprobs(-1); }),
       Sampling("sampling.prompt_logprobs is 21", [](auto& s) { s.set_prompt_logprobs(21); }),
+      {"resume holds 1; the limit is 2 to 2",
+       [](auto& r) {
+         r.mutable_sampling()->set_n(2);
+         r.mutable_sampling()->set_seed(1);
+         r.add_resume();
+       }},
+      {"sampling.seed is absent; with resume it must be set", [](auto& r) { r.add_resume(); }},
+      {"resume[0].token_ids holds 3; the limit is 0 to 2",
+       [](auto& r) {
+         r.mutable_sampling()->set_seed(1);
+         r.mutable_sampling()->set_max_tokens(2);
+         r.add_resume();
+         for (int i = 0; i < 3; ++i) r.mutable_resume(0)->add_token_ids(i);
+       }},
+      {"resume[0].prompt_logprobs is 5; the limit is 0 to 0",
+       [](auto& r) {
+         r.mutable_sampling()->set_seed(1);
+         r.add_resume()->set_prompt_logprobs(5);
+       }},
       Sampling("sampling.n is 0; the limit is 1 to 8", [](auto& s) { s.set_n(0); }),
       Sampling("sampling.n is 9", [](auto& s) { s.set_n(9); }),
   };
@@ -175,6 +194,10 @@ TEST(Validate, ChecksTokenIdsAgainstTheVocabulary) {
   request = Good();
   request.mutable_sampling()->add_stop_token_ids(100);
   EXPECT_THAT(std::string(ValidateTokenIds(request, 100).message()), HasSubstr("sampling.stop_token_ids[0] is 100"));
+  request = Good();
+  request.add_resume()->add_token_ids(5);
+  request.mutable_resume(0)->add_token_ids(100);
+  EXPECT_THAT(std::string(ValidateTokenIds(request, 100).message()), HasSubstr("resume[0].token_ids[1] is 100"));
   request = Good();
   (*request.mutable_sampling()->mutable_logit_bias())[-1] = 1;
   EXPECT_THAT(std::string(ValidateTokenIds(request, 100).message()), HasSubstr("logit_bias is -1"));
