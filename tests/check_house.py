@@ -82,7 +82,7 @@ def main():
         path = ROOT / name
         if path.suffix in (".h", ".cc", ".cu", ".cuh", ".proto", ".py", ".sh", ".md") and path.is_file():
             found += breaches(name, path.read_text(encoding="utf-8"))
-    for folder in ("protos", "router", "worker", "kernels", "service", "cli", "deploy", "tests"):
+    for folder in ("protos", "router", "worker", "kernels", "service", "cli", "clients/python", "deploy", "tests"):
         if not (ROOT / folder / "README.md").is_file():
             found.append(f"{folder}/README.md: missing")
     print("\n".join(found) if found else f"the house stands: {len(files) - 1} files checked")
