@@ -21,7 +21,7 @@ RunningSet::RunningSet(WorkerId id, uint32_t place, const worker::v1::Ready& rea
       cost_(ready.step_cost()),
       step_target_(std::max(ready.step_target_us(), 1u) * 1e-6),
       block_tokens_(ready.block_tokens()),
-      lease_blocks_ahead_(static_cast<uint32_t>(std::clamp(options.lease_blocks_ahead, 0, 4096))),
+      lease_tokens_ahead_(static_cast<uint32_t>(std::clamp(options.lease_tokens_ahead, 0, 1 << 16))),
       max_preemptions_(options.max_preemptions),
       hasher_(hasher),
       index_(index),

@@ -112,7 +112,7 @@ class RunningSet {
   const worker::v1::StepCost cost_;
   const double step_target_;
   const uint32_t block_tokens_;
-  const uint32_t lease_blocks_ahead_;
+  const uint32_t lease_tokens_ahead_;
   const int max_preemptions_;
   const PrefixHasher* const hasher_;
   PrefixIndex* const index_;

@@ -7,16 +7,17 @@
 
 namespace millrace {
 
-// The block it fills, and the lease beyond; never more than its longest length needs.
+// The tokens it has, and the lease beyond; never more than its longest length needs.
 uint32_t RunningSet::TargetBlocks(const Sequence& sequence) const {
-  const auto blocks = [&](uint32_t tokens) { return tokens / block_tokens_ + (tokens % block_tokens_ != 0 ? 1 : 0); };
-  return std::min(blocks(sequence.length()) + lease_blocks_ahead_, blocks(sequence.max_length));
+  const uint32_t tokens = std::min(sequence.length() + lease_tokens_ahead_, sequence.max_length);
+  return tokens / block_tokens_ + (tokens % block_tokens_ != 0 ? 1 : 0);
 }
 
-// Blocks that admissions leave to those who run: 1 %, or one each. Nothing if nobody runs, so that a lone sequence
-// fits.
+// Blocks that admissions leave to those who run: 1 %, or half a lease each. Nothing if nobody runs, so that a lone
+// sequence fits.
 uint32_t RunningSet::Reserve() const {
-  return num_used_slots_ == 0 ? 0 : std::max(pool_.size() / 100, num_used_slots_);
+  const uint64_t leases = uint64_t{num_used_slots_} * lease_tokens_ahead_ / 2 / block_tokens_;
+  return num_used_slots_ == 0 ? 0 : std::max(pool_.size() / 100, static_cast<uint32_t>(leases));
 }
 
 BlockId RunningSet::TakeBlock() {
@@ -107,8 +108,7 @@ RunningSet::Evicted RunningSet::GrowLeases() {
   }
   for (const uint32_t id : touched_) {
     RunningSlot& slot = slots_[id];
-    if (slot.sequence->length() + lease_blocks_ahead_ * block_tokens_ <= slot.table.size() * block_tokens_) continue;
-    Grow(&slot, TargetBlocks(*slot.sequence));
+    if (slot.table.size() < TargetBlocks(*slot.sequence)) Grow(&slot, TargetBlocks(*slot.sequence));
   }
   touched_.clear();
   return evicted;

@@ -55,6 +55,15 @@ void Scheduler::Cancel(SequenceId id, Time now) {
   state_->Dispatch(now);
 }
 
+void Scheduler::Requeue(SequenceId id, Time now) {
+  const auto found = state_->sequences.find(id);
+  if (found == state_->sequences.end() || found->second->place != Sequence::Place::kRunning) return;
+  Sequence* const sequence = found->second.get();
+  RunningSet::Evicted evicted{{sequence}, state_->workers[sequence->worker].set->Stop(sequence->slot, false)};
+  state_->Return(evicted, now);
+  state_->Dispatch(now);
+}
+
 void Scheduler::Advance(Time now) { state_->Dispatch(now); }
 
 Time Scheduler::NextDeadline() const { return state_->deadlines.empty() ? kNever : state_->deadlines.begin()->first; }

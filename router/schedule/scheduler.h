@@ -27,7 +27,7 @@ struct SchedulerOptions {
   int64_t max_queued_sequences = 4096;   // further ones are refused
   int64_t max_queued_tokens = 64 << 20;  // prompt tokens in the queue
   Time max_prefill_ahead = 250'000;      // predicted prefill sent to a worker before it is needed
-  int lease_blocks_ahead = 2;            // blocks a decoding slot holds beyond the one it fills
+  int lease_tokens_ahead = 64;           // room that a slot holds beyond the tokens it has
   int max_preemptions = 2;               // of one sequence; then it is pinned
   uint64_t hash_key[2] = {0, 0};  // of the prefix index; drawn at start-up, so that collisions cannot be prepared
 };
@@ -101,6 +101,8 @@ class Scheduler {
   absl::StatusOr<std::vector<SequenceId>> Submit(std::vector<SequenceSpec> specs, Time now);
   // Ends it without an event; its memory is given back with the next edit.
   void Cancel(SequenceId sequence, Time now);
+  // Takes it from its worker; it goes back to the queue with the tokens it has. Nothing if it does not run.
+  void Requeue(SequenceId sequence, Time now);
 
   // Lets time pass: deadlines. NextDeadline is when that is needed next.
   void Advance(Time now);

@@ -20,9 +20,9 @@ class InProcessCluster::Sink final : public ReportSink {
   Mailbox& mailbox_;
 };
 
-SchedulerOptions InProcessCluster::Options(int lease_blocks_ahead) {
+SchedulerOptions InProcessCluster::Options(int lease_tokens_ahead) {
   SchedulerOptions options;
-  options.lease_blocks_ahead = lease_blocks_ahead;
+  options.lease_tokens_ahead = lease_tokens_ahead;
   options.hash_key[0] = 0x243f6a8885a308d3;
   options.hash_key[1] = 0x13198a2e03707344;
   return options;

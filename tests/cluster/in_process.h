@@ -31,8 +31,8 @@ struct Output {
 
 class InProcessCluster {
  public:
-  explicit InProcessCluster(const std::filesystem::path& model_dir, int lease_blocks_ahead = 2)
-      : model_dir_(model_dir), scheduler_(Options(lease_blocks_ahead)) {}
+  explicit InProcessCluster(const std::filesystem::path& model_dir, int lease_tokens_ahead = 64)
+      : model_dir_(model_dir), scheduler_(Options(lease_tokens_ahead)) {}
 
   void AddWorker(const WorkerShape& shape);
   // As if its stream broke: its engine's slots are released, later reports are dropped.
@@ -59,7 +59,7 @@ class InProcessCluster {
     std::shared_ptr<ReportSink> sink;  // null: lost
   };
 
-  static SchedulerOptions Options(int lease_blocks_ahead);
+  static SchedulerOptions Options(int lease_tokens_ahead);
   void PostEdits();
 
   std::filesystem::path model_dir_;

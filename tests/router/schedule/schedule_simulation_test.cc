@@ -36,7 +36,7 @@ class Simulation {
     SchedulerOptions options;
     options.max_queued_sequences = 200;
     options.hash_key[0] = seed;
-    options.lease_blocks_ahead = static_cast<int>(Below(3));
+    options.lease_tokens_ahead = static_cast<int>(Below(3) * shape.block_tokens);
     scheduler_ = std::make_unique<Scheduler>(options);
     max_preemptions_ = options.max_preemptions;
     for (int i = 0; i < 4; ++i) {

@@ -45,7 +45,7 @@ class SchedulerTest : public testing::Test {
   SchedulerTest() : scheduler_(Options()) {}
   static SchedulerOptions Options() {
     SchedulerOptions options;
-    options.lease_blocks_ahead = 1;
+    options.lease_tokens_ahead = 4;
     return options;
   }
   WorkerId Join(const worker::v1::Ready& ready = Ready()) { return *scheduler_.AddWorker(ready, 1); }
