@@ -171,6 +171,7 @@ void Decider::Leave(Worker* worker, TraceRequest* request) {
 void Decider::Left(size_t place) {
   Worker& worker = workers_.at(place);
   worker.outbox.clear();
+  worker.evictions.clear();
   scheduler_->DrainWorker(*worker.id);
   leaving_ = place;
   for (const TraceRequest* request : worker.slots) missing_ += request != nullptr && request->told ? 1 : 0;
@@ -185,6 +186,7 @@ void Decider::Lost(size_t place) {
   std::erase(lost, nullptr);
   worker.rows.clear();
   worker.outbox.clear();
+  worker.evictions.clear();
   for (TraceRequest* request : lost) request->running = request->told = request->decoding = false;
   scheduler_->RemoveWorker(gone, now_);
   places_.erase(gone);
@@ -250,14 +252,10 @@ bool Decider::Starve(Worker* worker) {
 }
 
 nlohmann::json Decider::Need(size_t place) {
-  Worker& worker = workers_.at(place);
   Json answer = Json::array();
   do {
-    for (Action& action : worker.outbox) {
-      if (!action.evict.empty()) answer.push_back(Evictions(place, std::exchange(action.evict, {})));
-    }
-    std::erase_if(worker.outbox, [](const Action& it) { return it.admit == nullptr && it.request < 0; });
-  } while (answer.empty() && Starve(&worker));
+    FlushEvictions(place, &answer);
+  } while (answer.empty() && Starve(&workers_.at(place)));
   MILLRACE_CHECK(!answer.empty(), "the Scheduler frees a block for a row that needs one");
   return answer;
 }
@@ -343,14 +341,11 @@ bool Decider::TakeEdit(size_t place) {
     worker.ledger->Give(*request, request->lease, {extend.block_table().begin(), extend.block_table().end()}, &evicted);
     request->lease += static_cast<uint32_t>(extend.block_table_size());
   }
-  const size_t first = worker.outbox.size();
   for (const worker::v1::Admit& admit : edit.admit()) Admit(place, admit, &evicted);
-  // Before the admissions that take the room.
-  if (!evicted.empty())
-    worker.outbox.insert(worker.outbox.begin() + static_cast<ptrdiff_t>(first), {std::move(evicted)});
+  Evict(&worker, std::move(evicted));
   for (const worker::v1::Rank& rank : edit.rank()) {
     const TraceRequest* const request = worker.slots.at(rank.slot());
-    if (request != nullptr) worker.outbox.push_back({{}, nullptr, request->id, rank.rank()});
+    if (request != nullptr) worker.outbox.push_back({nullptr, request->id, rank.rank()});
   }
   return edit.release_size() > 0;
 }
@@ -361,7 +356,6 @@ void Decider::Admit(size_t place, const worker::v1::Admit& admit, std::vector<Bl
   request.running = true;
   request.worker = place;
   request.slot = admit.slot();
-  request.rank = admit.rank();
   request.computed = admit.num_cached_tokens();
   request.lease = static_cast<uint32_t>(admit.block_table_size());
   worker.slots.at(admit.slot()) = &request;
@@ -372,51 +366,52 @@ void Decider::Admit(size_t place, const worker::v1::Admit& admit, std::vector<Bl
     MILLRACE_CHECK(worker.ledger->holds(admit.block_table(static_cast<int>(i))) == request.blocks[i],
                    "a cached block holds what the Scheduler says", static_cast<long long>(request.id), i);
   }
-  const uint32_t most = std::min(request.full_blocks(), (request.length - 1) / kTraceBlock);
-  MILLRACE_CHECK(request.cached >= most || !worker.ledger->Holds(request.blocks[request.cached]),
+  MILLRACE_CHECK(request.cached >= request.shareable_blocks() || !worker.ledger->Holds(request.blocks[request.cached]),
                  "the Scheduler finds every block that is there", static_cast<long long>(request.id), request.cached);
   worker.ledger->Give(request, found, {admit.block_table().begin() + found, admit.block_table().end()}, evicted);
-  worker.outbox.push_back({{}, &request, request.id, 0});
+  worker.outbox.push_back({&request, request.id, admit.rank()});
 }
 
 void Decider::Evict(Worker* worker, std::vector<BlockName> names) {
-  if (!names.empty()) worker->outbox.push_back({std::move(names)});
+  if (!names.empty()) worker->evictions.push_back(std::move(names));
 }
 
-nlohmann::json Decider::Evictions(size_t place, const std::vector<BlockName>& names) {
-  std::vector<BlockName> order = names;
-  std::stable_sort(order.begin(), order.end(), [&](BlockName a, BlockName b) {
-    return depths_[static_cast<size_t>(a)] > depths_[static_cast<size_t>(b)];
-  });
-  Json blocks = Json::array();
-  for (const BlockName name : order) {
-    workers_[place].ledger->Evict(name);
-    blocks.push_back(trace_names_[static_cast<size_t>(name)]);
+// What the Scheduler has given away nobody uses, late admissions included: it can go at once.
+void Decider::FlushEvictions(size_t place, Json* answer) {
+  Worker& worker = workers_.at(place);
+  for (std::vector<BlockName>& names : worker.evictions) {
+    std::stable_sort(names.begin(), names.end(), [&](BlockName a, BlockName b) {
+      return depths_[static_cast<size_t>(a)] > depths_[static_cast<size_t>(b)];
+    });
+    Json blocks = Json::array();
+    for (const BlockName name : names) {
+      worker.ledger->Evict(name);
+      blocks.push_back(trace_names_[static_cast<size_t>(name)]);
+    }
+    answer->push_back({"evict", place, std::move(blocks)});
   }
-  return {"evict", place, std::move(blocks)};
+  worker.evictions.clear();
 }
 
 nlohmann::json Decider::Flush() {
   Json answer = Json::array();
   for (size_t place = 0; place < workers_.size() && missing_ == 0; ++place) {
     Worker& worker = workers_[place];
+    FlushEvictions(place, &answer);
     for (; !worker.outbox.empty(); worker.outbox.pop_front()) {
       const Action& action = worker.outbox.front();
-      if (!action.evict.empty()) {
-        answer.push_back(Evictions(place, action.evict));
-      } else if (action.admit == nullptr) {
+      TraceRequest* const request = action.admit;
+      if (request == nullptr) {
         answer.push_back({"rank", action.request, action.rank});
-      } else {
-        TraceRequest& request = *action.admit;
-        if (!worker.ledger->Fits(request)) break;
-        const uint32_t claim = worker.ledger->Match(request);
-        MILLRACE_CHECK(claim == request.cached ||
-                           request.cached >= std::min(request.full_blocks(), (request.length - 1) / kTraceBlock),
-                       "the judge has what the Scheduler found", static_cast<long long>(request.id), claim);
-        worker.ledger->Admit(request);
-        request.told = true;
-        answer.push_back({"admit", request.id, place, claim, request.rank});
+        continue;
       }
+      if (!worker.ledger->Fits(*request)) break;
+      const uint32_t claim = worker.ledger->Match(*request);
+      MILLRACE_CHECK(claim == request->cached || request->cached >= request->shareable_blocks(),
+                     "the judge has what the Scheduler found", static_cast<long long>(request->id), claim);
+      worker.ledger->Admit(*request);
+      request->told = true;
+      answer.push_back({"admit", request->id, place, claim, action.rank});
     }
   }
   return answer;

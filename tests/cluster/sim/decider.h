@@ -25,12 +25,10 @@ class Decider {
  private:
   using Json = nlohmann::json;
 
-  // One of: an eviction, an admission, a new rank.
   struct Action {
-    std::vector<BlockName> evict;
-    TraceRequest* admit = nullptr;
-    int64_t request = -1;
-    int64_t rank = 0;
+    TraceRequest* admit;  // null: only a new rank
+    int64_t request;
+    int64_t rank;
   };
   struct Worker {
     worker::v1::Ready ready;
@@ -38,6 +36,7 @@ class Decider {
     std::unique_ptr<Ledger> ledger;
     std::vector<TraceRequest*> slots;
     std::vector<TraceRequest*> rows;  // decoding
+    std::vector<std::vector<BlockName>> evictions;
     std::deque<Action> outbox;
     uint64_t step = 0;
     uint64_t edit = 0;
@@ -66,7 +65,7 @@ class Decider {
   bool TakeEdit(size_t place);  // true if it releases slots
   void Admit(size_t place, const worker::v1::Admit& admit, std::vector<BlockName>* evicted);
   void Evict(Worker* worker, std::vector<BlockName> names);
-  Json Evictions(size_t place, const std::vector<BlockName>& names);
+  void FlushEvictions(size_t place, Json* answer);
   Json Flush();
   TraceRequest& At(int64_t id);
 

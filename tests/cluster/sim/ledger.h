@@ -4,6 +4,7 @@
 // with it. Lives until the worker leaves; single-threaded.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -30,12 +31,13 @@ struct TraceRequest {
   bool decoding = false;
   size_t worker = 0;
   uint32_t slot = 0;
-  int64_t rank = 0;
   uint32_t cached = 0;    // leading blocks that the Scheduler found
   uint32_t computed = 0;  // tokens, as reported to the Scheduler
   uint32_t lease = 0;     // blocks that the Scheduler gave
 
-  uint32_t full_blocks() const;      // of the prompt
+  uint32_t full_blocks() const;  // of the prompt
+  // Of those, what the Scheduler may share: at least one token is left to compute.
+  uint32_t shareable_blocks() const { return std::min(full_blocks(), (length - 1) / kTraceBlock); }
   uint32_t nameless_blocks() const;  // that the judge adds to the prompt's at its admission
 };
 
