@@ -24,7 +24,7 @@ TEST(WorkerOptions, DefaultsAreValidOnceThereIsAModel) {
 }
 
 TEST(WorkerOptions, NamesFlagValueAndLimit) {
-  EXPECT_EQ(Changed([](auto& o) { o.max_slots = 0; }), "--max_slots is 0; the limits are 1 and 65536");
+  EXPECT_EQ(Changed([](auto& o) { o.max_slots = 0; }), "--max_slots is 0; the limits are 1 and 65535");
   EXPECT_EQ(Changed([](auto& o) { o.max_rows = 255; }), "--max_rows is 255; the limits are 256 and 131072");
   EXPECT_EQ(Changed([](auto& o) { o.threads = -1; }), "--threads is -1; the limits are 0 and 1024");
   EXPECT_THAT(Changed([](auto& o) { o.step_target_ms = 0; }), HasSubstr("--step_target_ms is 0"));
