@@ -47,6 +47,7 @@ void GenerateCall::Wake() {
     WriteNext();
   }
   CancelSequences(useless);
+  UpdatePause();
 }
 
 std::vector<size_t> GenerateCall::DrainInbox() {
@@ -56,10 +57,10 @@ std::vector<size_t> GenerateCall::DrainInbox() {
     updates.swap(inbox_);
   }
   std::vector<size_t> useless;
-  size_t pending_bytes = 0;
   for (const SequenceUpdate& update : updates) {
     if (failure_.has_value()) return useless;
-    if (!update.event.status.ok()) return Fail(ToGrpcStatus(update.event.status), false);
+    // Nothing is kept for a client that was paused for too long.
+    if (!update.event.status.ok()) return Fail(ToGrpcStatus(update.event.status), paused_);
     const auto index = static_cast<size_t>(update.choice);
     ChoiceStream& choice = choices_[index];
     const bool had_ended = choice.ended();
@@ -70,7 +71,8 @@ std::vector<size_t> GenerateCall::DrainInbox() {
       useless.push_back(index);
     }
   }
-  for (const ChoiceStream& choice : choices_) pending_bytes += choice.pending_bytes();
+  const size_t pending_bytes = PendingBytes();
+  paused_ = paused_ || pending_bytes > kPauseBytes;
   if (pending_bytes <= kMaxPendingBytes) return useless;
   return Fail({grpc::StatusCode::RESOURCE_EXHAUSTED, absl::StrCat("the client reads too slowly: ", pending_bytes,
                                                                   " bytes wait; the limit is ", kMaxPendingBytes)},
@@ -115,6 +117,7 @@ void GenerateCall::WriteNext() {
     if (!choice.has_message()) continue;
     next_choice_ = index + 1;
     out_ = SerializeMessage(choice.TakeMessage());
+    paused_ = paused_ && PendingBytes() > kPauseBytes / 2;
     writing_ = true;
     StartWrite(&out_);
     return;
@@ -135,6 +138,31 @@ void GenerateCall::OnWriteDone(bool ok) {
     WriteNext();
   }
   CancelSequences(useless);
+  UpdatePause();
+}
+
+size_t GenerateCall::PendingBytes() const {
+  size_t bytes = 0;
+  for (const ChoiceStream& choice : choices_) bytes += choice.pending_bytes();
+  return bytes;
+}
+
+// One thread at a time speaks to the fleet, so that the last thing it hears is the last that was decided.
+void GenerateCall::UpdatePause() {
+  while (true) {
+    bool paused;
+    std::vector<SequenceId> sequences;
+    {
+      absl::MutexLock lock(&mutex_);
+      if (telling_ || paused_ == told_paused_ || finished_) return;
+      telling_ = true;
+      paused = told_paused_ = paused_;
+      sequences = sequences_;
+    }
+    fleet_->SetPaused(sequences, paused);
+    absl::MutexLock lock(&mutex_);
+    telling_ = false;
+  }
 }
 
 void GenerateCall::OnDone() { registry_->Remove(std::string(request_id_)); }

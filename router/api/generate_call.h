@@ -1,7 +1,7 @@
 // One Generate call: gathers what its sequences produce and streams it, one write in flight; what comes meanwhile is
-// merged into the next message. A client that does not keep up with a bounded amount loses its call. Owned by the
-// CallRegistry, and by the fleet while a sequence lives. Any thread. Locks: fleet before inbox_mutex_; mutex_ before
-// inbox_mutex_; the fleet is never called with either held.
+// merged into the next message. While a client does not keep up, its sequences are paused; what their leases still give
+// must fit the bound, and the pause has an end. Owned by the CallRegistry, and by the fleet while a sequence lives. Any
+// thread. Locks: fleet before inbox_mutex_; mutex_ before inbox_mutex_; the fleet is never called with either held.
 #pragma once
 
 #include <cstddef>
@@ -21,6 +21,7 @@ namespace millrace {
 
 class GenerateCall final : public grpc::ServerWriteReactor<grpc::ByteBuffer>, public SequenceSink {
  public:
+  static constexpr size_t kPauseBytes = 32 << 10;  // waiting for the client; it goes on below half of it
   static constexpr size_t kMaxPendingBytes = 256 << 10;
 
   GenerateCall(Fleet* fleet, CallRegistry* registry, std::string request_id, std::vector<ChoiceStream> choices);
@@ -42,7 +43,10 @@ class GenerateCall final : public grpc::ServerWriteReactor<grpc::ByteBuffer>, pu
   std::vector<size_t> DrainInbox() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::vector<size_t> Fail(const grpc::Status& status, bool drop_pending) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void CancelSequences(const std::vector<size_t>& choices);
+  // Tells the fleet whether to pause. Without any lock.
+  void UpdatePause();
   void WriteNext() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  size_t PendingBytes() const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
 
   Fleet* const fleet_;
   CallRegistry* const registry_;
@@ -56,6 +60,9 @@ class GenerateCall final : public grpc::ServerWriteReactor<grpc::ByteBuffer>, pu
   grpc::ByteBuffer out_ ABSL_GUARDED_BY(mutex_);    // of the write in flight
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;
   bool finished_ ABSL_GUARDED_BY(mutex_) = false;
+  bool paused_ ABSL_GUARDED_BY(mutex_) = false;
+  bool told_paused_ ABSL_GUARDED_BY(mutex_) = false;  // what the fleet knows of that, or is being told
+  bool telling_ ABSL_GUARDED_BY(mutex_) = false;
   std::optional<grpc::Status> failure_ ABSL_GUARDED_BY(mutex_);  // how the call will end, if not well
 
   absl::Mutex inbox_mutex_;

@@ -77,6 +77,17 @@ std::optional<SequenceOutcome> Fleet::Cancel(SequenceId sequence) {
   return outcome;
 }
 
+void Fleet::SetPaused(const std::vector<SequenceId>& sequences, bool paused) {
+  Output output;
+  {
+    absl::MutexLock lock(&mutex_);
+    const Time now = MonotonicNow();
+    for (const SequenceId sequence : sequences) scheduler_.SetPaused(sequence, paused, now);
+    output = TakeOutput();
+  }
+  Deliver(std::move(output));
+}
+
 Fleet::Output Fleet::TakeOutput() {
   Output output;
   for (const WorkerId worker : scheduler_.PendingWorkers()) {

@@ -46,6 +46,8 @@ class Fleet final : private WorkerSession::Listener {
   absl::StatusOr<std::vector<SequenceId>> Submit(std::vector<SequenceSpec> specs, std::shared_ptr<SequenceSink> sink);
   // Ends a sequence: no update follows. Nothing if it had ended already; then its last update has been pushed.
   std::optional<SequenceOutcome> Cancel(SequenceId sequence);
+  // For those whose client does not read: Scheduler::SetPaused.
+  void SetPaused(const std::vector<SequenceId>& sequences, bool paused);
   absl::Status DrainWorker(const std::string& worker_id);
 
   SchedulerCounts counts() const;

@@ -76,7 +76,9 @@ class RunningSet {
   // slots have gone too.
   std::vector<Sequence*> Stop(uint32_t slot, bool emptied, bool poisoned = false);
 
-  // Gives blocks to slots that were appended to, preempting others where it must.
+  // Its sequence was paused or resumed.
+  void PauseChanged(uint32_t slot);
+  // Gives blocks to slots that were appended to and are not paused, preempting others where it must.
   struct Evicted {
     std::vector<Sequence*> preempted;
     std::vector<Sequence*> orphans;

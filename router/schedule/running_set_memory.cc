@@ -60,9 +60,9 @@ bool RunningSet::FreesBlocks(const RunningSlot& slot) const {
   return std::any_of(slot.table.rbegin(), slot.table.rend(), [&](BlockId block) { return pool_.pins(block) == 1; });
 }
 
-// The lowest priority, most recently admitted sequence that frees a block, `needy` itself included. Those that were
-// preempted often enough yield only to the oldest sequence, latest first, and only when nobody else can: so the oldest
-// always goes on.
+// A paused sequence that frees a block, else the lowest priority, most recently admitted one, `needy` itself included.
+// Those that were preempted often enough yield only to the oldest sequence, latest first, and only when nobody else
+// can: so the oldest of those that are not paused always goes on.
 RunningSlot* RunningSet::ChooseVictim(const RunningSlot& needy) {
   RunningSlot* victim = nullptr;
   RunningSlot* last_resort = nullptr;
@@ -70,21 +70,30 @@ RunningSlot* RunningSet::ChooseVictim(const RunningSlot& needy) {
   for (RunningSlot& slot : slots_) {
     if (slot.state != RunningSlot::State::kRunning) continue;
     const Sequence& sequence = *slot.sequence;
-    if (sequence.id < needy.sequence->id) oldest = false;
+    if (sequence.id < needy.sequence->id && !sequence.paused()) oldest = false;
     if (!FreesBlocks(slot)) continue;
-    if (sequence.report.preemptions >= max_preemptions_) {
+    if (sequence.report.preemptions >= max_preemptions_ && !sequence.paused()) {
       if (&slot != &needy && (last_resort == nullptr || sequence.id > last_resort->sequence->id)) last_resort = &slot;
       continue;
     }
-    if (victim == nullptr || std::make_tuple(-sequence.priority, slot.admission) >
-                                 std::make_tuple(-victim->sequence->priority, victim->admission)) {
-      victim = &slot;
-    }
+    const auto yields = [](const RunningSlot& it) {
+      return std::make_tuple(it.sequence->paused(), -it.sequence->priority, it.admission);
+    };
+    if (victim == nullptr || yields(slot) > yields(*victim)) victim = &slot;
   }
   return victim != nullptr ? victim : oldest ? last_resort : nullptr;
 }
 
+void RunningSet::PauseChanged(uint32_t slot) {
+  if (slots_[slot].sequence->paused()) {
+    std::erase(hungry_, slot);
+  } else {
+    touched_.push_back(slot);
+  }
+}
+
 RunningSet::Evicted RunningSet::GrowLeases() {
+  std::erase_if(touched_, [&](uint32_t id) { return slots_[id].sequence->paused(); });
   const auto older = [&](uint32_t a, uint32_t b) { return slots_[a].sequence->id < slots_[b].sequence->id; };
   for (const uint32_t id : touched_) {
     if (OutOfRoom(slots_[id]) && std::find(hungry_.begin(), hungry_.end(), id) == hungry_.end()) hungry_.push_back(id);

@@ -14,6 +14,8 @@ Scheduler::~Scheduler() = default;
 void Scheduler::State::Detach(Sequence* sequence, Time now) {
   if (sequence->place == Sequence::Place::kQueued) {
     queue.Remove(sequence);
+  } else if (sequence->place == Sequence::Place::kParked) {
+    --num_parked;
   } else {
     for (Sequence* orphan : workers[sequence->worker].set->Stop(sequence->slot, false)) Return(orphan, now);
     --counts.running;
@@ -22,7 +24,8 @@ void Scheduler::State::Detach(Sequence* sequence, Time now) {
 
 void Scheduler::State::End(Sequence* sequence) {
   sequence->place = Sequence::Place::kEnded;
-  if (sequence->deadline != kNever) deadlines.erase({sequence->deadline, sequence->id});
+  if (sequence->due() != kNever) deadlines.erase({sequence->due(), sequence->id});
+  counts.paused -= sequence->paused();
   ended.push_back(sequence->id);
 }
 
@@ -38,6 +41,11 @@ void Scheduler::State::ExpireDeadlines(Time now) {
   while (!deadlines.empty() && deadlines.begin()->first <= now) {
     Sequence* const sequence = sequences.at(deadlines.begin()->second).get();
     Detach(sequence, now);
+    if (sequence->pause_ends <= now) {
+      Fail(sequence, absl::ResourceExhaustedError(
+                         absl::StrCat("its output was not taken for ", options.max_pause, " us; that is the limit")));
+      continue;
+    }
     Fail(sequence,
          absl::DeadlineExceededError(absl::StrCat("deadline passed ", now - sequence->deadline, " us ago, after ",
                                                   sequence->report.generated_tokens, " generated tokens")));
@@ -90,7 +98,7 @@ SequenceReport Scheduler::Report(SequenceId sequence) const {
 
 SchedulerCounts Scheduler::counts() const {
   SchedulerCounts counts = state_->counts;
-  counts.queued = static_cast<int64_t>(state_->queue.size());
+  counts.queued = static_cast<int64_t>(state_->queue.size()) + state_->num_parked;
   return counts;
 }
 

@@ -29,6 +29,7 @@ struct SchedulerOptions {
   Time max_prefill_ahead = 250'000;      // predicted prefill sent to a worker before it is needed
   int lease_tokens_ahead = 64;           // room that a slot holds beyond the tokens it has
   int max_preemptions = 2;               // of one sequence; then it is pinned
+  Time max_pause = 30'000'000;           // for which a paused sequence is kept
   uint64_t hash_key[2] = {0, 0};  // of the prefix index; drawn at start-up, so that collisions cannot be prepared
 };
 
@@ -79,6 +80,7 @@ struct WorkerCounts {
 
 struct SchedulerCounts {
   int64_t queued = 0, running = 0;
+  int64_t paused = 0;  // of both
   uint64_t finished = 0, generated_tokens = 0, prompt_tokens = 0, cached_tokens = 0, preemptions = 0;
 };
 
@@ -103,6 +105,11 @@ class Scheduler {
   void Cancel(SequenceId sequence, Time now);
   // Takes it from its worker; it goes back to the queue with the tokens it has. Nothing if it does not run.
   void Requeue(SequenceId sequence, Time now);
+
+  // A paused sequence keeps its slot and its blocks, but gets no more of them: it stalls when its lease is used up. It
+  // is the first to yield its blocks to others, and then waits, outside the queue, to be resumed. Paused for max_pause,
+  // it fails with RESOURCE_EXHAUSTED. Nothing if it has ended.
+  void SetPaused(SequenceId sequence, bool paused, Time now);
 
   // Lets time pass: deadlines. NextDeadline is when that is needed next.
   void Advance(Time now);

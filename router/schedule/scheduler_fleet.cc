@@ -119,9 +119,13 @@ void Scheduler::State::UpdateLargestPool(Time now) {
   for (Sequence* sequence : queued) {
     if (sequence->max_length <= largest) continue;
     Detach(sequence, now);
-    Fail(sequence, absl::ResourceExhaustedError(absl::StrCat("prompt and max_tokens: ", sequence->max_length,
-                                                             " tokens; the largest pool left holds ", largest)));
+    FailTooLong(sequence);
   }
+}
+
+void Scheduler::State::FailTooLong(Sequence* sequence) {
+  Fail(sequence, absl::ResourceExhaustedError(absl::StrCat("prompt and max_tokens: ", sequence->max_length,
+                                                           " tokens; the largest pool left holds ", largest_pool)));
 }
 
 void Scheduler::DrainWorker(WorkerId worker) {

@@ -1,6 +1,6 @@
 // What the Scheduler holds, shared by its source files: scheduler.cc (results, endings), scheduler_submit.cc,
-// scheduler_fleet.cc, scheduler_apply.cc and scheduler_dispatch.cc. Memory: that of its parts; sequences are kept until
-// their last event was taken.
+// scheduler_pause.cc, scheduler_fleet.cc, scheduler_apply.cc and scheduler_dispatch.cc. Memory: that of its parts;
+// sequences are kept until their last event was taken.
 #pragma once
 
 #include <memory>
@@ -47,6 +47,8 @@ struct Scheduler::State {
   void Detach(Sequence* sequence, Time now);  // from the queue or its worker
   void End(Sequence* sequence);               // it is detached
   void Fail(Sequence* sequence, absl::Status status);
+  void FailTooLong(Sequence* sequence);
+  void SetDue(Sequence* sequence, Time pause_ends);  // and keeps `deadlines` in step
   void ExpireDeadlines(Time now);
 
   // Placement.
@@ -77,7 +79,8 @@ struct Scheduler::State {
   absl::flat_hash_map<SequenceId, std::unique_ptr<Sequence>> sequences;
   SequenceId next_sequence = 1;
   AdmissionQueue queue;
-  absl::btree_set<std::pair<Time, SequenceId>> deadlines;
+  absl::btree_set<std::pair<Time, SequenceId>> deadlines;  // by due()
+  int64_t num_parked = 0;
   std::vector<SequenceEvent> events;
   bool any_cancelled = false;     // since events were taken: some of `events` may be nobody's
   std::vector<SequenceId> ended;  // their last event is in `events`, or they were cancelled

@@ -107,7 +107,9 @@ void Scheduler::State::Return(Sequence* sequence, Time now) {
   --counts.running;
   sequence->returned = true;
   if (sequence->wants_prompt_logprobs()) sequence->prompt_logprobs.clear();
-  Enqueue(sequence, now);
+  if (!sequence->paused()) return Enqueue(sequence, now);
+  sequence->place = Sequence::Place::kParked;
+  ++num_parked;
 }
 
 void Scheduler::State::Return(const RunningSet::Evicted& evicted, Time now) {

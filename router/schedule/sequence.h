@@ -3,6 +3,7 @@
 // bytes per token, 16 per full block, and its sampling parameters.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -12,7 +13,7 @@
 namespace millrace {
 
 struct Sequence {
-  enum class Place { kQueued, kRunning, kEnded };
+  enum class Place { kQueued, kRunning, kParked, kEnded };  // parked: taken from its worker while paused
 
   SequenceId id = 0;
   std::vector<int32_t> tokens;  // prompt and output
@@ -23,6 +24,7 @@ struct Sequence {
   std::vector<int32_t> stop_token_ids;
   int priority = 0;
   Time deadline = kNever;
+  Time pause_ends = kNever;  // set while it is paused
 
   PrefixHash root;
   std::vector<PrefixHash> hashes;  // of the full blocks of `tokens`, extended as needed
@@ -43,6 +45,8 @@ struct Sequence {
   SequenceReport report;
 
   uint32_t length() const { return static_cast<uint32_t>(tokens.size()); }
+  bool paused() const { return pause_ends != kNever; }
+  Time due() const { return std::min(deadline, pause_ends); }  // when it ends, whatever it has
   bool wants_prompt_logprobs() const { return sampling.has_prompt_logprobs() && length() == num_prompt; }
   bool has_penalty() const {
     return sampling.repetition_penalty() != 1 || sampling.presence_penalty() != 0 || sampling.frequency_penalty() != 0;

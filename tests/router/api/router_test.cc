@@ -1,5 +1,4 @@
 // What a client of the router can rely on.
-#include "router/api/generate_call.h"
 #include "tests/router/api/router_fixture.h"
 
 namespace millrace {
@@ -214,31 +213,6 @@ TEST_F(RouterTest, GoesOnTokenExactAfterAWorkersStreamBreaks) {
   EXPECT_EQ(output.choices.at(0).tokens, Expected(1, 120));
   EXPECT_EQ(output.choices.at(0).text, Detokenize(Expected(1, 120)));
   EXPECT_EQ(output.choices.at(0).finish.route().moves(), 1u);
-}
-
-TEST_F(RouterTest, BoundsWhatASlowClientLeavesWaiting) {
-  FakeWorker worker("w");
-  worker.ready().mutable_model()->set_max_context(1 << 20);
-  worker.ready().set_num_blocks(1 << 18);
-  Start({&worker});
-  AwaitReady();
-  v1::GenerateRequest request = Request(1'000'000);
-  request.mutable_sampling()->set_logprobs(20);
-  grpc::ClientContext context;
-  const auto reader = stub_->Generate(&context, request);
-  // Not reading: the router must let go of the sequence by itself.
-  while (true) {
-    const v1::GetStatusResponse status = Status();
-    if (status.router().running_sequences() == 0 && status.router().generated_tokens() > 0) break;
-  }
-  EXPECT_LT(Status().router().generated_tokens(), 1'000'000u);
-  v1::GenerateResponse message;
-  while (reader->Read(&message)) {
-  }
-  const grpc::Status status = reader->Finish();
-  EXPECT_EQ(status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
-  EXPECT_THAT(status.error_message(), HasSubstr("the client reads too slowly"));
-  AwaitIdle();
 }
 
 TEST_F(RouterTest, RendersAndTokenizesAsGenerateDoes) {

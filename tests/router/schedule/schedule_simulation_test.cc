@@ -37,6 +37,7 @@ class Simulation {
     options.max_queued_sequences = 200;
     options.hash_key[0] = seed;
     options.lease_tokens_ahead = static_cast<int>(Below(3) * shape.block_tokens);
+    options.max_pause = kMaxPause;
     scheduler_ = std::make_unique<Scheduler>(options);
     max_preemptions_ = options.max_preemptions;
     for (int i = 0; i < 4; ++i) {
@@ -57,12 +58,15 @@ class Simulation {
         CancelOne();
       } else if (dice < 15) {
         scheduler_->Advance(now_);
+      } else if (dice < 18) {
+        PauseOrResumeOne();
       }
       if (Chance(shape_.lost_workers)) Lose();
       if (Chance(shape_.lost_workers) || workers_.empty()) Join();
       if (Chance(shape_.lost_workers / 8) && workers_.size() > 1) scheduler_->DrainWorker(workers_.begin()->first);
       Round();
     }
+    for (auto& [id, expected] : live_) SetPaused(id, &expected, false);
     for (int i = 0; !live_.empty() && Healthy(); ++i) {
       ASSERT_LT(i, 200'000) << live_.size() << " sequences never end, the first is " << live_.begin()->first;
       now_ += 1000;
@@ -86,12 +90,15 @@ class Simulation {
   size_t finished() const { return finished_; }
 
  private:
+  static constexpr Time kMaxPause = 300'000;
+
   struct Expected {
     std::vector<int32_t> prompt;
     std::vector<int32_t> output;  // of a solo run
     worker::v1::FinishReason reason = worker::v1::FINISH_REASON_UNSPECIFIED;
     size_t received = 0;
     Time deadline = kNever;
+    Time paused_at = kNever;
     bool wants_logprobs = false;
     bool wants_prompt_logprobs = false;
   };
@@ -195,6 +202,17 @@ class Simulation {
     ++cancelled_;
   }
 
+  void PauseOrResumeOne() {
+    if (live_.empty()) return;
+    const auto it = std::next(live_.begin(), static_cast<ptrdiff_t>(Below(live_.size())));
+    SetPaused(it->first, &it->second, it->second.paused_at == kNever);
+  }
+
+  void SetPaused(SequenceId id, Expected* expected, bool paused) {
+    scheduler_->SetPaused(id, paused, now_);
+    if (paused != (expected->paused_at != kNever)) expected->paused_at = paused ? now_ : kNever;
+  }
+
   // Everything that is in flight moves a little.
   void Round() {
     for (const WorkerId id : scheduler_->PendingWorkers()) {
@@ -289,6 +307,10 @@ class Simulation {
         ASSERT_EQ(event.finish_reason, expected.reason);
         ASSERT_EQ(expected.received, expected.output.size());
         ++finished_;
+      } else if (event.status.code() == absl::StatusCode::kResourceExhausted) {
+        ASSERT_NE(expected.paused_at, kNever);
+        ASSERT_LE(expected.paused_at + kMaxPause, now_);
+        ++failed_;
       } else if (event.status.code() == absl::StatusCode::kDeadlineExceeded) {
         ASSERT_LE(expected.deadline, now_);
         ++failed_;
@@ -304,6 +326,7 @@ class Simulation {
   void CheckNothingLeft() {
     EXPECT_EQ(scheduler_->counts().queued, 0);
     EXPECT_EQ(scheduler_->counts().running, 0);
+    EXPECT_EQ(scheduler_->counts().paused, 0);
     EXPECT_EQ(scheduler_->NextDeadline(), kNever);
     for (auto& [id, link] : workers_) {
       const WorkerCounts counts = scheduler_->worker_counts(id);

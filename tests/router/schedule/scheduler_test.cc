@@ -237,6 +237,81 @@ TEST_F(SchedulerTest, MovesSequencesOfALostWorkerWithTheirTokens) {
   EXPECT_EQ(events[0].status.code(), absl::StatusCode::kInternal);
 }
 
+// 6 tokens in two blocks and one ahead: room for 12, so 13 can be reached.
+TEST_F(SchedulerTest, APausedSequenceKeepsItsBlocksAndGetsNoMoreUntilItIsResumed) {
+  const WorkerId worker = Join();
+  const SequenceId id = Submit(Spec(Count(0, 6), 30));
+  EXPECT_EQ(scheduler_.TakeEdit(worker).admit(0).block_table_size(), 3);
+  scheduler_.SetPaused(id, true, 1);
+  Apply(worker, Row(1, 0, {50, 51, 52, 53, 54, 55, 56}));
+  StepReport stalled = Heartbeat(1);
+  stalled.add_stalled_slots(0);
+  Apply(worker, stalled);
+  EXPECT_TRUE(scheduler_.PendingWorkers().empty());
+  EXPECT_EQ(scheduler_.worker_counts(worker).used_blocks, 3u);
+  EXPECT_EQ(scheduler_.counts().paused, 1);
+  Submit(Spec(Count(20, 6)));
+  EXPECT_EQ(scheduler_.TakeEdit(worker).admit_size(), 1) << "others are admitted meanwhile";
+  scheduler_.SetPaused(id, false, 2);
+  scheduler_.SetPaused(id, false, 2);
+  const Edit edit = scheduler_.TakeEdit(worker);
+  ASSERT_EQ(edit.extend_size(), 1);
+  EXPECT_EQ(edit.extend(0).slot(), 0u);
+  EXPECT_EQ(edit.extend(0).block_table_size(), 2);
+  EXPECT_EQ(scheduler_.counts().paused, 0);
+  EXPECT_EQ(scheduler_.NextDeadline(), kNever);
+}
+
+TEST_F(SchedulerTest, APausedSequenceIsTheFirstToYieldAndThenWaitsToBeResumed) {
+  const WorkerId worker = Join(Ready(/*blocks=*/8));
+  const SequenceId older = Submit(Spec(Count(0, 8), 16)), newer = Submit(Spec(Count(20, 8), 16));
+  scheduler_.TakeEdit(worker);
+  scheduler_.SetPaused(older, true, 1);
+  StepReport report = Heartbeat(1);
+  for (const uint32_t slot : {0u, 1u}) {
+    auto* row = report.add_rows();
+    row->set_slot(slot);
+    for (const int32_t token : {50, 51, 52, 53, 54}) row->add_token_ids(token);
+  }
+  Apply(worker, report);
+  scheduler_.TakeEdit(worker);
+  Apply(worker, Row(2, 1, {55, 56, 57, 58, 59, 60, 61, 62}));  // 21 tokens in five blocks; the other holds three
+  EXPECT_THAT(scheduler_.TakeEdit(worker).release(), ElementsAre(0));
+  EXPECT_EQ(scheduler_.Report(newer).preemptions, 0);
+  Apply(worker, Heartbeat(3));
+  EXPECT_EQ(scheduler_.TakeEdit(worker).extend(0).slot(), 1u);
+  Apply(worker, Row(4, 1, {63}, worker::v1::FINISH_REASON_STOP_TOKEN));
+  EXPECT_TRUE(scheduler_.PendingWorkers().empty()) << "nobody reads what it would generate";
+  EXPECT_EQ(scheduler_.counts().queued, 1);
+  scheduler_.SetPaused(older, false, 2);
+  const Edit edit = scheduler_.TakeEdit(worker);
+  ASSERT_EQ(edit.admit_size(), 1);
+  EXPECT_EQ(edit.admit(0).num_cached_tokens() + static_cast<uint32_t>(edit.admit(0).token_ids_size()), 13u);
+  EXPECT_EQ(edit.admit(0).num_prompt_tokens(), 8u);
+  EXPECT_EQ(scheduler_.counts().queued, 0);
+}
+
+TEST_F(SchedulerTest, APauseHasAnEnd) {
+  const WorkerId worker = Join();
+  SequenceSpec spec = Spec(Count(0, 6));
+  spec.deadline = 40'000'000;
+  const SequenceId first = Submit(spec), second = Submit(spec);
+  scheduler_.TakeEdit(worker);
+  scheduler_.SetPaused(first, true, 5);
+  scheduler_.SetPaused(second, true, 15'000'000);
+  EXPECT_EQ(scheduler_.NextDeadline(), 30'000'005);
+  scheduler_.Advance(30'000'005);
+  const auto paused = scheduler_.TakeEvents();
+  ASSERT_EQ(paused.size(), 1u);
+  EXPECT_EQ(paused[0].sequence, first);
+  EXPECT_EQ(paused[0].status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(scheduler_.NextDeadline(), 40'000'000);
+  scheduler_.Advance(40'000'000);
+  EXPECT_EQ(scheduler_.TakeEvents()[0].status.code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_EQ(scheduler_.NextDeadline(), kNever);
+  EXPECT_EQ(scheduler_.counts().paused, 0);
+}
+
 TEST_F(SchedulerTest, DeadlinesStopQueuedAndRunningSequences) {
   Join(Ready(16, /*slots=*/1));
   SequenceSpec running = Spec(Count(0, 6)), queued = Spec(Count(0, 6));
