@@ -1,5 +1,5 @@
-// millrace-worker: serves one model to one router. Exit codes: 0 after SIGTERM or SIGINT, 1 if the model cannot be
-// loaded or the address not be taken, 2 if an option is wrong, 3 if the GPU failed.
+// millrace-worker: serves one model to one router. Exit codes: 0 at most --drain_ms and 3 s after SIGTERM or SIGINT, 1
+// if the model cannot be loaded or the address not be taken, 2 if an option is wrong, 3 if the GPU failed.
 #include <cstdio>
 #include <string>
 #include <vector>
@@ -31,6 +31,8 @@ ABSL_FLAG(int, max_rows, millrace::WorkerOptions().max_rows,
           "tokens of one step; at least max_slots; 0: 512 on the CPU, 8192 on a GPU");
 ABSL_FLAG(double, step_target_ms, millrace::WorkerOptions().step_target_ms,
           "decoding steps take prefill as long as they are predicted to stay below");
+ABSL_FLAG(int64_t, drain_ms, millrace::WorkerOptions().drain_ms,
+          "what sequences may take to end after SIGTERM or SIGINT; then the router moves them");
 
 namespace {
 
@@ -48,6 +50,7 @@ millrace::WorkerOptions OptionsFromFlags() {
   options.max_slots = absl::GetFlag(FLAGS_max_slots);
   options.max_rows = absl::GetFlag(FLAGS_max_rows);
   options.step_target_ms = absl::GetFlag(FLAGS_step_target_ms);
+  options.drain_ms = absl::GetFlag(FLAGS_drain_ms);
   return options;
 }
 
@@ -73,5 +76,6 @@ int main(int argc, char** argv) {
   std::printf("ready %s\n", (*worker)->address().c_str());
   std::fflush(stdout);
   signals.Wait();
+  (*worker)->Drain(absl::Milliseconds(options.drain_ms));
   return 0;
 }

@@ -7,8 +7,34 @@
 
 namespace millrace {
 
-ExecuteService::ExecuteService(Engine& engine, worker::v1::Ready ready) : engine_(engine), ready_(std::move(ready)) {}
-ExecuteService::~ExecuteService() = default;
+namespace {
+
+constexpr absl::Duration kLastWrites = absl::Seconds(1);
+
+}  // namespace
+
+// Two pulses in a silence: a stream that spoke just before one is heard by the next.
+ExecuteService::ExecuteService(Engine& engine, worker::v1::Ready ready, absl::Duration silence)
+    : engine_(engine), ready_(std::move(ready)), pulse_period_(silence / 2), pulse_([this] { RunPulse(); }) {}
+
+ExecuteService::~ExecuteService() {
+  {
+    absl::MutexLock lock(&mutex_);
+    pulse_ends_ = true;
+  }
+  pulse_.join();
+}
+
+void ExecuteService::RunPulse() {
+  mutex_.Lock();
+  while (!mutex_.AwaitWithTimeout(absl::Condition(&pulse_ends_), pulse_period_)) {
+    const std::shared_ptr<ExecuteStream> stream = current_;
+    mutex_.Unlock();
+    if (stream != nullptr) stream->Pulse();
+    mutex_.Lock();
+  }
+  mutex_.Unlock();
+}
 
 grpc::ServerBidiReactor<worker::v1::RouterMessage, worker::v1::WorkerMessage>* ExecuteService::Execute(
     grpc::CallbackServerContext*) {
@@ -19,11 +45,12 @@ grpc::Status ExecuteService::Begin(std::shared_ptr<ExecuteStream> stream, uint64
   std::shared_ptr<ExecuteStream> previous;
   {
     absl::MutexLock lock(&mutex_);
-    if (shut_down_) return {grpc::StatusCode::UNAVAILABLE, "the worker shuts down"};
+    if (shut_down_ || leaving_) return {grpc::StatusCode::UNAVAILABLE, "the worker shuts down"};
     if (epoch < highest_epoch_ || (epoch == highest_epoch_ && current_ != nullptr)) {
       return {grpc::StatusCode::FAILED_PRECONDITION,
               absl::StrCat("hello.epoch is ", epoch, "; the limit is above ",
-                           current_ == nullptr ? highest_epoch_ - 1 : highest_epoch_)};
+                           current_ == nullptr ? highest_epoch_ - 1 : highest_epoch_,
+                           epoch == highest_epoch_ ? ", as that router is connected already" : "")};
     }
     highest_epoch_ = epoch;
     previous = std::exchange(current_, stream);
@@ -40,6 +67,28 @@ void ExecuteService::Forget(const ExecuteStream* stream) {
   std::shared_ptr<ExecuteStream> last;  // ends after the lock does
   absl::MutexLock lock(&mutex_);
   if (current_.get() == stream) last = std::exchange(current_, nullptr);
+}
+
+void ExecuteService::Leave(absl::Duration budget) {
+  std::shared_ptr<ExecuteStream> last;
+  {
+    absl::MutexLock lock(&mutex_);
+    leaving_ = true;
+    last = current_;
+  }
+  if (last != nullptr) last->SendGoodbye(static_cast<uint32_t>(absl::ToInt64Milliseconds(budget)));
+}
+
+void ExecuteService::Part() {
+  std::shared_ptr<ExecuteStream> last;
+  {
+    absl::MutexLock lock(&mutex_);
+    last = current_;
+  }
+  if (last == nullptr) return;
+  last->EndAfterWrites();
+  absl::MutexLock lock(&mutex_);
+  mutex_.AwaitWithTimeout(absl::Condition(this, &ExecuteService::Gone), kLastWrites);
 }
 
 void ExecuteService::Shutdown() {

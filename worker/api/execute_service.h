@@ -4,9 +4,11 @@
 
 #include <cstdint>
 #include <memory>
+#include <thread>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
 #include "millrace/worker/v1/worker.grpc.pb.h"
 #include "worker/engine/engine.h"
 
@@ -16,12 +18,17 @@ class ExecuteStream;
 
 class ExecuteService final : public worker::v1::WorkerService::CallbackService {
  public:
-  ExecuteService(Engine& engine, worker::v1::Ready ready);
+  // `silence`: what a router is never left without a message for, even while a step takes longer.
+  ExecuteService(Engine& engine, worker::v1::Ready ready, absl::Duration silence);
   ~ExecuteService() override;
 
   grpc::ServerBidiReactor<worker::v1::RouterMessage, worker::v1::WorkerMessage>* Execute(
       grpc::CallbackServerContext* context) override;
 
+  // Says goodbye to the router, which has `budget` to let its sequences end or to move them, and refuses new streams.
+  void Leave(absl::Duration budget);
+  // Ends the current stream once all reports are written. Waits for that, for a moment.
+  void Part();
   // Ends the current stream with UNAVAILABLE and refuses new ones: the worker shuts down.
   void Shutdown();
 
@@ -34,13 +41,21 @@ class ExecuteService final : public worker::v1::WorkerService::CallbackService {
   void Forget(const ExecuteStream* stream);
 
  private:
+  void RunPulse();
+  bool Gone() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return current_ == nullptr; }
+
   Engine& engine_;
   const worker::v1::Ready ready_;
 
   absl::Mutex mutex_;  // before a stream's and the engine's
   std::shared_ptr<ExecuteStream> current_ ABSL_GUARDED_BY(mutex_);
   uint64_t highest_epoch_ ABSL_GUARDED_BY(mutex_) = 0;
+  bool leaving_ ABSL_GUARDED_BY(mutex_) = false;
   bool shut_down_ ABSL_GUARDED_BY(mutex_) = false;
+
+  const absl::Duration pulse_period_;
+  bool pulse_ends_ ABSL_GUARDED_BY(mutex_) = false;
+  std::thread pulse_;  // last: it uses everything above
 };
 
 }  // namespace millrace

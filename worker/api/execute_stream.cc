@@ -86,22 +86,45 @@ void ExecuteStream::OnReport(worker::v1::StepReport report) {
   Send(std::move(message));
 }
 
+void ExecuteStream::SendGoodbye(uint32_t budget_ms) {
+  worker::v1::WorkerMessage message;
+  message.mutable_goodbye()->set_budget_ms(budget_ms);
+  Send(std::move(message));
+}
+
+// One that cannot be written now would not be heard either.
+void ExecuteStream::Pulse() {
+  absl::MutexLock lock(&mutex_);
+  if (std::exchange(sent_since_pulse_, false) || ended_ || !Written()) return;
+  worker::v1::WorkerMessage message;
+  message.mutable_report()->set_step(last_step_);
+  message.mutable_report()->set_applied_edit(last_applied_edit_);
+  Queue(std::move(message));
+}
+
 void ExecuteStream::OnError(absl::Status status) { End(ToGrpc(status)); }
 
 void ExecuteStream::Send(worker::v1::WorkerMessage message) {
-  const size_t bytes = message.ByteSizeLong();
   {
     absl::MutexLock lock(&mutex_);
-    if (ended_) return;
-    if (pending_.size() < kMaxPendingReports && pending_bytes_ + bytes <= kMaxPendingBytes) {
-      pending_.push_back(std::move(message));
-      pending_bytes_ += bytes;
-      WriteNext();
-      return;
-    }
+    if (ended_ || Queue(std::move(message))) return;
   }
   End({grpc::StatusCode::RESOURCE_EXHAUSTED, absl::StrCat("the router leaves ", kMaxPendingReports, " reports or ",
                                                           kMaxPendingBytes, " bytes unread; that is the limit")});
+}
+
+bool ExecuteStream::Queue(worker::v1::WorkerMessage message) {
+  const size_t bytes = message.ByteSizeLong();
+  if (pending_.size() >= kMaxPendingReports || pending_bytes_ + bytes > kMaxPendingBytes) return false;
+  if (message.has_report()) {
+    last_step_ = message.report().step();
+    last_applied_edit_ = message.report().applied_edit();
+  }
+  sent_since_pulse_ = true;
+  pending_.push_back(std::move(message));
+  pending_bytes_ += bytes;
+  WriteNext();
+  return true;
 }
 
 void ExecuteStream::WriteNext() {
@@ -118,9 +141,14 @@ void ExecuteStream::OnWriteDone(bool ok) {
     End(grpc::Status::CANCELLED);
     return;
   }
-  absl::MutexLock lock(&mutex_);
-  writing_ = false;
-  if (!ended_) WriteNext();
+  bool last = false;
+  {
+    absl::MutexLock lock(&mutex_);
+    writing_ = false;
+    if (!ended_) WriteNext();
+    last = ends_when_written_ && Written();
+  }
+  if (last) End(grpc::Status::OK);
 }
 
 void ExecuteStream::OnCancel() { End(grpc::Status::CANCELLED); }
@@ -135,6 +163,15 @@ void ExecuteStream::End(const grpc::Status& status) {
   }
   service_.engine().Detach(this);
   service_.Forget(this);
+}
+
+void ExecuteStream::EndAfterWrites() {
+  {
+    absl::MutexLock lock(&mutex_);
+    ends_when_written_ = true;
+    if (!Written()) return;
+  }
+  End(grpc::Status::OK);
 }
 
 // The callers of End outlive this: a reaction ends before OnDone, the service and the engine hold their own share.

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <deque>
 #include <memory>
 #include <string>
@@ -28,8 +29,13 @@ class ExecuteStream final : public grpc::ServerBidiReactor<worker::v1::RouterMes
   static ExecuteStream* Start(ExecuteService& service);
 
   void SendReady(const worker::v1::Ready& ready);
+  void SendGoodbye(uint32_t budget_ms);
+  // Called at a steady pace: repeats what was last reported if nothing has been sent since the call before.
+  void Pulse();
   // Ends the call, once, and gives up the engine.
   void End(const grpc::Status& status);
+  // Likewise, once everything that waits has been written.
+  void EndAfterWrites();
 
   // ReportSink
   void OnReport(worker::v1::StepReport report) override;
@@ -48,7 +54,9 @@ class ExecuteStream final : public grpc::ServerBidiReactor<worker::v1::RouterMes
   grpc::Status OnMessage();
   void ReadNext();
   void Send(worker::v1::WorkerMessage message);
+  bool Queue(worker::v1::WorkerMessage message) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);  // false: no room
   void WriteNext() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool Written() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return !writing_ && pending_.empty(); }
 
   ExecuteService& service_;
   std::shared_ptr<ExecuteStream> self_;  // the call's share of the ownership
@@ -57,7 +65,11 @@ class ExecuteStream final : public grpc::ServerBidiReactor<worker::v1::RouterMes
 
   absl::Mutex mutex_;
   bool ended_ ABSL_GUARDED_BY(mutex_) = false;  // Finish has been called: nothing may be started after it
+  bool ends_when_written_ ABSL_GUARDED_BY(mutex_) = false;
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;
+  bool sent_since_pulse_ ABSL_GUARDED_BY(mutex_) = false;
+  uint64_t last_step_ ABSL_GUARDED_BY(mutex_) = 0;  // of the last report
+  uint64_t last_applied_edit_ ABSL_GUARDED_BY(mutex_) = 0;
   worker::v1::WorkerMessage outgoing_;  // gRPC reads it while writing_
   std::deque<worker::v1::WorkerMessage> pending_ ABSL_GUARDED_BY(mutex_);
   size_t pending_bytes_ ABSL_GUARDED_BY(mutex_) = 0;

@@ -86,6 +86,7 @@ absl::Status WorkerOptions::Validate() const {
   status.Update(Range("max_slots", max_slots, 1, (1 << 16) - 1));
   if (max_rows != 0) status.Update(Range("max_rows", max_rows, max_slots, 1 << 17));
   status.Update(Range("step_target_ms", step_target_ms, 0.1, 10'000));
+  status.Update(Range("drain_ms", static_cast<double>(drain_ms), 0, 3'600'000));
   return status;
 }
 

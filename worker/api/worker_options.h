@@ -32,6 +32,8 @@ struct WorkerOptions {
   int max_rows = 0;
   double step_target_ms = 45;  // decoding steps take prefill as long as they are predicted to stay below, 0.1 … 10,000
 
+  int64_t drain_ms = 20'000;  // what sequences may take to end after SIGTERM; then they are moved. 0 … 3,600,000
+
   // INVALID_ARGUMENT, naming the flag, its value and the limit. Looks at nothing but the values and whether `model` is
   // a folder.
   absl::Status Validate() const;

@@ -18,7 +18,8 @@ namespace millrace {
 namespace {
 
 constexpr int kMaxMessageBytes = 64 << 20;
-constexpr int kMaxStreams = 16;  // of one connection: the router's, its successor's, health checks
+constexpr absl::Duration kMoving = absl::Seconds(1);  // for the router to take away what has not ended in the budget
+constexpr int kMaxStreams = 16;                       // of one connection: the router's, its successor's, health checks
 
 std::string DrawInstanceId() {
   std::random_device random;
@@ -46,8 +47,8 @@ worker::v1::Ready DescribeWorker(const WorkerOptions& options, const ModelConfig
 
 }  // namespace
 
-WorkerServer::WorkerServer(std::unique_ptr<Engine> engine, worker::v1::Ready ready)
-    : engine_(std::move(engine)), service_(*engine_, std::move(ready)) {}
+WorkerServer::WorkerServer(std::unique_ptr<Engine> engine, worker::v1::Ready ready, absl::Duration silence)
+    : engine_(std::move(engine)), service_(*engine_, std::move(ready), silence) {}
 
 absl::StatusOr<std::unique_ptr<WorkerServer>> WorkerServer::Start(const WorkerOptions& options) {
   auto fingerprint = ModelFingerprint(options.model);
@@ -87,8 +88,9 @@ absl::StatusOr<std::unique_ptr<WorkerServer>> WorkerServer::Start(const WorkerOp
 }
 
 absl::StatusOr<std::unique_ptr<WorkerServer>> WorkerServer::Serve(std::unique_ptr<Engine> engine,
-                                                                  worker::v1::Ready ready, const std::string& listen) {
-  std::unique_ptr<WorkerServer> worker(new WorkerServer(std::move(engine), std::move(ready)));
+                                                                  worker::v1::Ready ready, const std::string& listen,
+                                                                  absl::Duration silence) {
+  std::unique_ptr<WorkerServer> worker(new WorkerServer(std::move(engine), std::move(ready), silence));
   grpc::EnableDefaultHealthCheckService(true);
   grpc::ServerBuilder builder;
   int port = 0;
@@ -111,6 +113,13 @@ absl::StatusOr<std::unique_ptr<WorkerServer>> WorkerServer::Serve(std::unique_pt
   worker->address_ = address->ToString();
   worker->server_->GetHealthCheckService()->SetServingStatus("millrace.worker.v1.WorkerService", true);
   return worker;
+}
+
+void WorkerServer::Drain(absl::Duration budget) {
+  server_->GetHealthCheckService()->SetServingStatus(false);
+  service_.Leave(budget);
+  engine_->AwaitEmpty(budget + kMoving);
+  service_.Part();
 }
 
 WorkerServer::~WorkerServer() {

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "grpcpp/server.h"
 #include "millrace/worker/v1/worker.pb.h"
 #include "worker/api/execute_service.h"
@@ -16,19 +17,27 @@ namespace millrace {
 
 class WorkerServer {
  public:
+  // What a router is never left without a message for; it counts a worker as dead after six of these.
+  static constexpr absl::Duration kMaxSilence = absl::Milliseconds(250);
+
   // Loads the model, measures what a step costs and listens. REQUIRES valid options.
   static absl::StatusOr<std::unique_ptr<WorkerServer>> Start(const WorkerOptions& options);
   // Serves an engine that exists: what Start does after loading.
   static absl::StatusOr<std::unique_ptr<WorkerServer>> Serve(std::unique_ptr<Engine> engine, worker::v1::Ready ready,
-                                                             const std::string& listen);
+                                                             const std::string& listen,
+                                                             absl::Duration silence = kMaxSilence);
   // Ends streams with UNAVAILABLE.
   ~WorkerServer();
+
+  // Takes no new router, tells the one it has, and returns when that has emptied every slot, by letting sequences end
+  // or by moving them: at most `budget` and 2 s later.
+  void Drain(absl::Duration budget);
 
   const std::string& address() const { return address_; }  // HOST:PORT, with the port that was taken
   const Engine& engine() const { return *engine_; }
 
  private:
-  WorkerServer(std::unique_ptr<Engine> engine, worker::v1::Ready ready);
+  WorkerServer(std::unique_ptr<Engine> engine, worker::v1::Ready ready, absl::Duration silence);
 
   std::unique_ptr<Engine> engine_;
   ExecuteService service_;

@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "kernels/check.h"
 #include "worker/engine/edit_validator.h"
 #include "worker/engine/step_builder.h"
@@ -67,14 +66,20 @@ absl::Status Engine::Post(const ReportSink* sink, Edit edit) {
   return absl::OkStatus();
 }
 
+bool Engine::AwaitEmpty(absl::Duration patience) {
+  absl::MutexLock lock(&mutex_);
+  return mutex_.AwaitWithTimeout(absl::Condition(this, &Engine::IsEmpty), patience);
+}
+
+bool Engine::IsEmpty() const { return sink_ == nullptr || (empty_ && edits_.empty()); }
+
 bool Engine::HasMail() const { return stop_ || !edits_.empty() || stream_ != taken_stream_; }
 
 Engine::Mail Engine::TakeMail(bool idle) {
   absl::MutexLock lock(&mutex_);
-  if (idle) {
-    const absl::Time deadline = serving_ == nullptr ? absl::InfiniteFuture() : last_report_ + options_.heartbeat;
-    mutex_.AwaitWithDeadline(absl::Condition(this, &Engine::HasMail), deadline);
-  }
+  empty_ = table_.num_active() == 0;
+  if (idle) mutex_.Await(absl::Condition(this, &Engine::HasMail));
+  empty_ = empty_ && edits_.empty();
   taken_stream_ = stream_;
   pending_bytes_ = 0;
   return {sink_, stream_, std::exchange(edits_, {}), stop_};
@@ -85,12 +90,16 @@ void Engine::Loop() {
     const Mail mail = TakeMail(idle);
     if (mail.stop) return DropSteps();
     if (mail.stream != serving_stream_) BeginStream(mail);
+    bool admitted = false;
     for (const Edit& edit : mail.edits) {
       if (absl::Status status = Apply(edit); !status.ok()) {
         Fail(status);
         break;
       }
+      admitted |= edit.admit_size() > 0;
     }
+    // Before its first step, so that the router knows who was here if that step ends the process.
+    if (admitted && serving_ != nullptr) Report({});
     idle = serving_ == nullptr || Step();
   }
 }
@@ -102,7 +111,6 @@ void Engine::BeginStream(const Mail& mail) {
   serving_stream_ = mail.stream;
   steps_ = applied_edit_ = reported_edit_ = 0;
   reported_stalls_.clear();
-  last_report_ = absl::Now();
 }
 
 absl::Status Engine::Apply(const Edit& edit) {
@@ -152,7 +160,7 @@ bool Engine::Step() {
 
 void Engine::ReportIfNews(const StepPlan& plan) {
   const bool news = applied_edit_ != reported_edit_ || plan.stalled != reported_stalls_;
-  if (!news && absl::Now() < last_report_ + options_.heartbeat) return;
+  if (!news) return;
   reported_stalls_ = plan.stalled;
   StepReport report;
   report.mutable_stalled_slots()->Assign(plan.stalled.begin(), plan.stalled.end());
@@ -196,7 +204,6 @@ void Engine::Report(StepReport report) {
   report.set_step(steps_);
   report.set_applied_edit(applied_edit_);
   reported_edit_ = applied_edit_;
-  last_report_ = absl::Now();
   serving_->OnReport(std::move(report));
 }
 

@@ -25,7 +25,7 @@
 
 namespace millrace {
 
-// One stream's end in the engine. Called on the engine thread; must not block.
+// One stream's end in the engine. Called on the engine thread; must not block. There is no report without news.
 class ReportSink {
  public:
   virtual ~ReportSink() = default;
@@ -38,7 +38,6 @@ struct EngineOptions {
   EngineLimits limits;
   worker::v1::StepCost step_cost;
   double step_target_us = 45'000;
-  absl::Duration heartbeat = absl::Milliseconds(250);
 };
 
 class Engine {
@@ -60,6 +59,8 @@ class Engine {
   // Hands over an edit to be applied before the next step. Ignored unless the sink is the attached one.
   // INVALID_ARGUMENT if it can be told at once, RESOURCE_EXHAUSTED if the mailbox is full; the stream is to end then.
   absl::Status Post(const ReportSink* sink, worker::v1::Edit edit);
+  // Waits until nothing is attached, or every slot is empty and no edit waits. False if that took too long.
+  bool AwaitEmpty(absl::Duration patience);
 
  private:
   struct Mail {
@@ -72,6 +73,7 @@ class Engine {
   void Loop();
   Mail TakeMail(bool idle);
   bool HasMail() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool IsEmpty() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void BeginStream(const Mail& mail);
   absl::Status Apply(const worker::v1::Edit& edit);
   void ResetHistory(const worker::v1::Admit& admit);
@@ -93,6 +95,7 @@ class Engine {
   std::vector<worker::v1::Edit> edits_ ABSL_GUARDED_BY(mutex_);
   size_t pending_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   bool stop_ ABSL_GUARDED_BY(mutex_) = false;
+  bool empty_ ABSL_GUARDED_BY(mutex_) = true;  // every slot, when mail was last taken
   uint64_t taken_stream_ ABSL_GUARDED_BY(mutex_) = 0;
 
   // The engine thread's own.
@@ -115,7 +118,6 @@ class Engine {
   uint64_t applied_edit_ = 0;  // of this stream
   uint64_t reported_edit_ = 0;
   std::vector<int32_t> reported_stalls_;
-  absl::Time last_report_;
 
   std::thread thread_;  // last: it uses everything above
 };

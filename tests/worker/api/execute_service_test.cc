@@ -77,6 +77,14 @@ class Client {
     ADD_FAILURE() << "the stream has ended";
     return {};
   }
+  worker::v1::Goodbye ReadGoodbye() {
+    WorkerMessage message;
+    while (stream_->Read(&message)) {
+      if (message.has_goodbye()) return message.goodbye();
+    }
+    ADD_FAILURE() << "the stream has ended";
+    return {};
+  }
   std::vector<int32_t> ReadTokens() {
     ReadUntil([](const StepReport& report) { return report.rows_size() > 0 && report.rows(0).finish_reason() != 0; });
     return std::exchange(tokens_, {});
@@ -106,16 +114,18 @@ class ExecuteServiceTest : public ::testing::Test {
   void Open(const EngineLimits& limits) {
     EngineOptions options;
     options.limits = limits;
-    options.heartbeat = absl::Milliseconds(20);
     worker::v1::Ready ready;
     ready.set_worker_id("a worker");
     ready.set_num_slots(8);
-    auto engine = std::make_unique<Engine>(std::make_unique<FakeModel>(limits), options);
-    auto worker = WorkerServer::Serve(std::move(engine), ready, "127.0.0.1:0");
+    auto model = std::make_unique<FakeModel>(limits);
+    model_ = model.get();
+    auto engine = std::make_unique<Engine>(std::move(model), options);
+    auto worker = WorkerServer::Serve(std::move(engine), ready, "127.0.0.1:0", absl::Milliseconds(20));
     ASSERT_TRUE(worker.ok()) << worker.status();
     worker_ = *std::move(worker);
   }
 
+  FakeModel* model_ = nullptr;
   std::unique_ptr<WorkerServer> worker_;
 };
 
@@ -128,10 +138,65 @@ TEST_F(ExecuteServiceTest, GreetsAndServes) {
   EXPECT_TRUE(client.End().ok());
 }
 
-TEST_F(ExecuteServiceTest, SendsHeartbeats) {
+TEST_F(ExecuteServiceTest, SendsHeartbeatsWhenIdleAndDuringALongStep) {
   Client client(worker_->address());
   client.Greet(1);
-  EXPECT_EQ(client.ReadUntil([](const StepReport&) { return true; }).step_us(), 0u);
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(client.ReadUntil([](const StepReport&) { return true; }).step_us(), 0u);
+  model_->CloseGate();
+  model_->LetSteps(1);
+  client.Send(MakeEdit(1, {MakeAdmit(0, Prompt(100), Blocks(0, 4), 110)}));
+  client.ReadUntil([](const StepReport& report) { return report.step() == 1 && report.step_us() > 0; });
+  for (int i = 0; i < 3; ++i) {
+    const StepReport heartbeat = client.ReadUntil([](const StepReport&) { return true; });
+    EXPECT_EQ(heartbeat.step(), 1u);
+    EXPECT_EQ(heartbeat.applied_edit(), 1u);
+    EXPECT_EQ(heartbeat.step_us(), 0u);
+  }
+  model_->OpenGate();
+  client.ReadTokens();
+}
+
+// The other router's stream gets its heartbeats while the engine is still in a step of the first one's.
+TEST_F(ExecuteServiceTest, ANewRouterHearsTheWorkerDuringAStepOfTheOldOne) {
+  Client older(worker_->address()), newer(worker_->address());
+  older.Greet(1);
+  model_->CloseGate();
+  older.Send(MakeEdit(1, {MakeAdmit(0, Prompt(100), Blocks(0, 4), 110)}));
+  older.ReadUntil([](const StepReport& report) { return report.applied_edit() == 1; });
+  newer.Greet(2);
+  const StepReport heartbeat = newer.ReadUntil([](const StepReport&) { return true; });
+  EXPECT_EQ(heartbeat.step(), 0u);
+  EXPECT_EQ(heartbeat.applied_edit(), 0u);
+  model_->OpenGate();
+}
+
+TEST_F(ExecuteServiceTest, LeavesOnceTheRouterHasEmptiedIt) {
+  Client client(worker_->address());
+  client.Greet(1);
+  model_->CloseGate();
+  client.Send(MakeEdit(1, {MakeAdmit(0, Prompt(30), {0, 1}, 40), MakeAdmit(1, Prompt(30, 5), {2, 3}, 64)}));
+  client.ReadUntil([](const StepReport& report) { return report.applied_edit() == 1; });
+  std::thread leaving([&] { worker_->Drain(absl::Seconds(60)); });
+  EXPECT_EQ(client.ReadGoodbye().budget_ms(), 60'000u);
+  Client late(worker_->address());
+  late.Hello(2);
+  EXPECT_EQ(late.End().error_code(), grpc::StatusCode::UNAVAILABLE);
+  client.Send(MakeEdit(2, {}, {1}));
+  model_->OpenGate();
+  EXPECT_GE(client.ReadTokens().size(), 10u);
+  EXPECT_TRUE(client.End().ok());
+  leaving.join();
+}
+
+TEST_F(ExecuteServiceTest, LeavesAtOnceWithoutARouter) { worker_->Drain(absl::Hours(1)); }
+
+TEST_F(ExecuteServiceTest, LeavesARouterThatDoesNothingAfterTheBudget) {
+  Client client(worker_->address());
+  client.Greet(1);
+  client.Send(MakeEdit(1, {MakeAdmit(0, Prompt(30), {0}, 200)}));  // stalls, and stays
+  client.ReadUntil([](const StepReport& report) { return report.stalled_slots_size() == 1; });
+  worker_->Drain(absl::ZeroDuration());
+  EXPECT_TRUE(client.End().ok());
 }
 
 TEST_F(ExecuteServiceTest, AHigherEpochFencesOffTheOlderOne) {

@@ -27,7 +27,6 @@ class EngineTest : public ::testing::TestWithParam<int> {
     EngineOptions options;
     options.limits = SmallLimits();
     options.step_cost.set_prefill_token_us(100);
-    options.heartbeat = absl::Milliseconds(20);
     auto model = std::make_unique<FakeModel>(options.limits, GetParam());
     model_ = model.get();
     engine_ = std::make_unique<Engine>(std::move(model), options);
@@ -125,10 +124,23 @@ TEST_P(EngineTest, AcknowledgesAnEditWithoutWork) {
   EXPECT_EQ(router_->AwaitApplied(1).last.step(), 0u);
 }
 
-TEST_P(EngineTest, SendsHeartbeatsWhenIdle) {
-  const View view = router_->Await([](const View& v) { return v.reports.size() >= 3; });
+TEST_P(EngineTest, AcknowledgesAnAdmissionBeforeItsFirstStepEnds) {
+  model_->CloseGate();
+  Post(MakeEdit(1, {MakeAdmit(0, Prompt(30), {0, 1}, 40)}));
+  const View view = router_->AwaitApplied(1);
   EXPECT_EQ(view.last.step(), 0u);
   EXPECT_EQ(view.last.step_us(), 0u);
+  model_->OpenGate();
+}
+
+TEST_P(EngineTest, IsEmptyOnceEverySequenceHasEnded) {
+  EXPECT_TRUE(engine_->AwaitEmpty(absl::Seconds(60)));
+  model_->CloseGate();
+  Post(MakeEdit(1, {MakeAdmit(0, Prompt(30), {0, 1}, 40)}));
+  EXPECT_FALSE(engine_->AwaitEmpty(absl::ZeroDuration()));
+  model_->OpenGate();
+  EXPECT_TRUE(engine_->AwaitEmpty(absl::Seconds(60)));
+  EXPECT_TRUE(router_->AwaitFinished({0}).Finished(0));
 }
 
 TEST_P(EngineTest, OnePrefillServesIdenticalPrompts) {

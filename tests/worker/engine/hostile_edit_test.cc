@@ -124,7 +124,6 @@ TEST(HostileEdits, NeverTouchAnotherStream) {
   Mutator mutator(seed);
   EngineOptions options;
   options.limits = SmallLimits();
-  options.heartbeat = absl::Milliseconds(5);
   Engine engine(std::make_unique<FakeModel>(options.limits), options);
   int refused = 0;
   for (int round = 0; round < 150; ++round) {
