@@ -22,6 +22,7 @@ RunningSet::RunningSet(WorkerId id, uint32_t place, const worker::v1::Ready& rea
       step_target_(std::max(ready.step_target_us(), 1u) * 1e-6),
       block_tokens_(ready.block_tokens()),
       lease_tokens_ahead_(static_cast<uint32_t>(std::clamp(options.lease_tokens_ahead, 0, 1 << 16))),
+      max_prefill_ahead_(static_cast<double>(options.max_prefill_ahead) * 1e-6),
       max_preemptions_(options.max_preemptions),
       hasher_(hasher),
       index_(index),
@@ -51,7 +52,14 @@ WorkerLoad RunningSet::Load(int64_t rank) const {
     if (slots_[slot].rank > rank) break;
     load.wait += slots_[slot].left;
   }
+  if (slow_start_ > 0 && !prefills_.empty()) load.wait += max_prefill_ahead_ * slow_start_ / kSlowStart;
   return load;
+}
+
+double RunningSet::PrefillLeft() const {
+  double left = 0;
+  for (const uint32_t slot : prefills_) left += slots_[slot].left;
+  return left;
 }
 
 bool RunningSet::Admit(Sequence* sequence, const PrefixIndex::Match& match, Time now) {
@@ -171,6 +179,7 @@ void RunningSet::Appended(RunningSlot* slot, uint32_t num_tokens) {
   const uint32_t length = slot->sequence->length();
   if (slot->prefilling) {
     slot->left = 0;
+    if (slow_start_ > 0) --slow_start_;
     LeavePrefill(slot);
     ++decode_rows_;
     decode_context_ += length;

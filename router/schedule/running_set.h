@@ -4,6 +4,7 @@
 // that a slot holds.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <deque>
 #include <string>
@@ -53,7 +54,23 @@ class RunningSet {
   uint32_t num_used_slots() const { return num_used_slots_; }
   bool draining() const { return draining_; }
   void Drain() { draining_ = true; }
+  // It is in the worker's steps, by the worker's own word: it may be what a step dies of.
+  bool InStep(const RunningSlot& slot) const {
+    return slot.state == RunningSlot::State::kRunning && slot.admit_edit <= applied_edit_ && slot.filler == kNone &&
+           !OutOfRoom(slot);
+  }
+  // Something there can be computed: it has room, which a paused sequence soon has not, and waits for no filler.
+  bool has_work() const {
+    return std::any_of(slots_.begin(), slots_.end(), [&](const RunningSlot& slot) {
+      return slot.state == RunningSlot::State::kRunning && slot.filler == kNone && !OutOfRoom(slot);
+    });
+  }
   bool open() const { return !draining_ && !free_slots_.empty() && hungry_.empty(); }
+
+  // A worker that comes while others wait is not flooded: at first it seems to have its whole allowance of prefill as
+  // soon as it has any, so that it gets one at a time, and less so with every prefill that it ends.
+  void StartSlowly() { slow_start_ = kSlowStart; }
+  double PrefillLeft() const;  // predicted seconds
 
   // Placement. Leading blocks of `depth` matched ones that the sequence can use: at least one token is left to compute.
   uint32_t UsableBlocks(const Sequence& sequence, uint32_t depth) const;
@@ -95,6 +112,8 @@ class RunningSet {
     std::vector<BlockId> blocks;  // last first
   };
 
+  static constexpr uint32_t kSlowStart = 16;  // prefills
+
   uint32_t IdOf(const RunningSlot& slot) const { return static_cast<uint32_t>(&slot - slots_.data()); }
   uint32_t TargetBlocks(const Sequence& sequence) const;
   uint32_t Reserve() const;
@@ -115,6 +134,7 @@ class RunningSet {
   const double step_target_;
   const uint32_t block_tokens_;
   const uint32_t lease_tokens_ahead_;
+  const double max_prefill_ahead_;  // seconds
   const int max_preemptions_;
   const PrefixHasher* const hasher_;
   PrefixIndex* const index_;
@@ -125,6 +145,7 @@ class RunningSet {
   uint32_t num_used_slots_ = 0;
   bool draining_ = false;
   uint64_t num_admissions_ = 0;
+  uint32_t slow_start_ = 0;  // prefills that it has yet to end
 
   std::vector<uint32_t> prefills_;  // by rank
   uint32_t decode_rows_ = 0;

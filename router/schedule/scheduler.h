@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -70,6 +71,9 @@ struct SequenceReport {
   WorkerId worker = 0;  // the last one; meaningful once admitted
 };
 
+// Why a worker is gone: it failed (a crash, a hang, a breach of the contract), or it left or was left in order.
+enum class Loss { kFault, kLeft };
+
 struct WorkerCounts {
   uint32_t slots = 0, used_slots = 0;
   uint32_t blocks = 0, free_blocks = 0, used_blocks = 0, cached_blocks = 0, quarantined_blocks = 0;
@@ -90,16 +94,22 @@ class Scheduler {
   ~Scheduler();
 
   // Fleet. All workers serve one model; the first one's description is the model. INVALID_ARGUMENT if another differs.
-  absl::StatusOr<WorkerId> AddWorker(const worker::v1::Ready& ready, Time now);
-  // Its sequences go back to the queue with the tokens they have.
-  void RemoveWorker(WorkerId worker, Time now);
+  // A draining one gets nothing.
+  absl::StatusOr<WorkerId> AddWorker(const worker::v1::Ready& ready, Time now, bool draining = false);
+  // Its sequences go back to the queue with the tokens they have; but one that may well be what its workers die of
+  // fails with INTERNAL, and its content is refused for a while.
+  void RemoveWorker(WorkerId worker, Time now, Loss loss = Loss::kFault);
   // No more admissions there.
   void DrainWorker(WorkerId worker);
+  // What runs there goes back to the queue.
+  void EmptyWorker(WorkerId worker, Time now);
+  // Predicted seconds of the prefill that lies there; nothing if the worker has nothing that it could compute.
+  std::optional<double> WorkLeft(WorkerId worker) const;
   // An error means that the report breaks the contract: the caller ends the stream and removes the worker.
   absl::Status Apply(WorkerId worker, const worker::v1::StepReport& report, Time now);
 
   // Sequences. INVALID_ARGUMENT, OUT_OF_RANGE (context), RESOURCE_EXHAUSTED (queue, pool), UNAVAILABLE (no worker ever
-  // seen). Either all are taken or none.
+  // seen), FAILED_PRECONDITION (quarantined content). Either all are taken or none.
   absl::StatusOr<std::vector<SequenceId>> Submit(std::vector<SequenceSpec> specs, Time now);
   // Ends it without an event; its memory is given back with the next edit.
   void Cancel(SequenceId sequence, Time now);

@@ -127,6 +127,7 @@ absl::Status Scheduler::State::ApplyRow(Worker* worker, const worker::v1::Row& r
     if (sequence.report.first_token == 0) sequence.report.first_token = now;
     sequence.report.last_token = now;
     counts.generated_tokens += static_cast<uint64_t>(row.token_ids_size());
+    GotFurther(&sequence);
     worker->set->Appended(&slot, static_cast<uint32_t>(row.token_ids_size()));
   }
   if (row.finish_reason() == worker::v1::FINISH_REASON_UNSPECIFIED) return absl::OkStatus();

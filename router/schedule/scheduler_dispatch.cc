@@ -48,6 +48,7 @@ int Scheduler::State::DispatchFirst(Time now) {
 }
 
 Scheduler::State::Outcome Scheduler::State::Place(Sequence* sequence, Time now) {
+  if (!MayRun(*sequence)) return Outcome::kWaits;
   const double ahead = static_cast<double>(options.max_prefill_ahead) * 1e-6;
   FindPrefix(sequence);
   absl::InlinedVector<uint32_t, 16> full;  // do not have the blocks now
@@ -99,6 +100,7 @@ Scheduler::State::Outcome Scheduler::State::Place(Sequence* sequence, Time now) 
 void Scheduler::State::Admitted(Sequence* sequence, Time now) {
   sequence->place = Sequence::Place::kRunning;
   ++counts.running;
+  if (IsSuspect(*sequence)) on_trial = sequence->id;
   const RunningSet& set = *workers[sequence->worker].set;
   SequenceReport& report = sequence->report;
   report.worker = set.id();

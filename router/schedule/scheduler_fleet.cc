@@ -12,7 +12,6 @@ namespace {
 
 constexpr uint32_t kMaxBlocks = 1 << 26;
 constexpr uint32_t kMaxBlockTokens = 1 << 16;
-constexpr int kMaxLosses = 2;  // workers that may die under a sequence
 
 absl::Status CheckRange(const char* name, uint64_t value, uint64_t least, uint64_t most) {
   if (value >= least && value <= most) return absl::OkStatus();
@@ -55,7 +54,7 @@ absl::Status Scheduler::State::CheckReady(const worker::v1::Ready& ready) const 
   return status;
 }
 
-absl::StatusOr<WorkerId> Scheduler::AddWorker(const worker::v1::Ready& ready, Time now) {
+absl::StatusOr<WorkerId> Scheduler::AddWorker(const worker::v1::Ready& ready, Time now, bool draining) {
   State& state = *state_;
   if (absl::Status status = state.CheckReady(ready); !status.ok()) return status;
   if (!state.model.has_value()) {
@@ -69,6 +68,8 @@ absl::StatusOr<WorkerId> Scheduler::AddWorker(const worker::v1::Ready& ready, Ti
   if (free == state.workers.end()) state.workers.emplace_back();
   const WorkerId id = state.next_worker++;
   state.workers[place] = {std::make_unique<RunningSet>(id, place, ready, state.options, &state.hasher, &*state.index)};
+  if (draining) state.workers[place].set->Drain();
+  if (state.queue.size() > 0) state.workers[place].set->StartSlowly();
   state.places[id] = place;
   size_t num_blocks = 0;
   for (const State::Worker& worker : state.workers) num_blocks += worker.set == nullptr ? 0 : worker.set->pool().size();
@@ -79,23 +80,23 @@ absl::StatusOr<WorkerId> Scheduler::AddWorker(const worker::v1::Ready& ready, Ti
   return id;
 }
 
-void Scheduler::RemoveWorker(WorkerId worker, Time now) {
+void Scheduler::RemoveWorker(WorkerId worker, Time now, Loss loss) {
   State& state = *state_;
   const uint32_t place = state.PlaceOf(worker);
   if (place == kNone) return;
-  std::vector<Sequence*> lost;
+  std::vector<Sequence*> lost, in_step;
   for (const RunningSlot& slot : state.workers[place].set->slots()) {
     if (slot.state != RunningSlot::State::kRunning) continue;
     lost.push_back(slot.sequence);
-    slot.sequence->losses += state.workers[place].set->Told(slot);
+    if (loss == Loss::kFault && state.workers[place].set->InStep(slot)) in_step.push_back(slot.sequence);
   }
   state.workers[place] = {};
   state.places.erase(worker);
+  const std::vector<Sequence*> guilty = state.Guilty(std::move(in_step));
   for (Sequence* sequence : lost) {
-    if (sequence->losses >= kMaxLosses) {
+    if (std::find(guilty.begin(), guilty.end(), sequence) != guilty.end()) {
       --state.counts.running;
-      state.Fail(sequence, absl::InternalError(absl::StrCat("it was running on ", sequence->losses,
-                                                            " workers when they were lost; it is not tried again")));
+      state.Quarantine(sequence, now);
       continue;
     }
     ++sequence->report.moves;
@@ -103,6 +104,31 @@ void Scheduler::RemoveWorker(WorkerId worker, Time now) {
   }
   state.UpdateLargestPool(now);
   state.Dispatch(now);
+}
+
+void Scheduler::EmptyWorker(WorkerId worker, Time now) {
+  State& state = *state_;
+  const uint32_t place = state.PlaceOf(worker);
+  if (place == kNone) return;
+  RunningSet& set = *state.workers[place].set;
+  std::vector<Sequence*> moved;
+  for (uint32_t id = 0; id < set.slots().size(); ++id) {
+    if (set.slots()[id].state != RunningSlot::State::kRunning) continue;
+    moved.push_back(set.slots()[id].sequence);
+    const std::vector<Sequence*> orphans = set.Stop(id, false);
+    moved.insert(moved.end(), orphans.begin(), orphans.end());
+  }
+  for (Sequence* sequence : moved) {
+    ++sequence->report.moves;
+    state.Return(sequence, now);
+  }
+  state.Dispatch(now);
+}
+
+std::optional<double> Scheduler::WorkLeft(WorkerId worker) const {
+  const uint32_t place = state_->PlaceOf(worker);
+  if (place == kNone || !state_->workers[place].set->has_work()) return std::nullopt;
+  return state_->workers[place].set->PrefillLeft();
 }
 
 // A queued sequence that no worker could ever hold would wait for ever: it fails. Without workers it waits for one.

@@ -1,6 +1,6 @@
 // What the Scheduler holds, shared by its source files: scheduler.cc (results, endings), scheduler_submit.cc,
-// scheduler_pause.cc, scheduler_fleet.cc, scheduler_apply.cc and scheduler_dispatch.cc. Memory: that of its parts;
-// sequences are kept until their last event was taken.
+// scheduler_pause.cc, scheduler_fleet.cc, scheduler_suspects.cc, scheduler_apply.cc and scheduler_dispatch.cc. Memory:
+// that of its parts; sequences are kept until their last event was taken.
 #pragma once
 
 #include <memory>
@@ -13,6 +13,7 @@
 #include "router/schedule/admission_queue.h"
 #include "router/schedule/prefix_hash.h"
 #include "router/schedule/prefix_index.h"
+#include "router/schedule/quarantine.h"
 #include "router/schedule/running_set.h"
 #include "router/schedule/scheduler.h"
 #include "router/schedule/sequence.h"
@@ -51,6 +52,16 @@ struct Scheduler::State {
   void SetDue(Sequence* sequence, Time pause_ends);  // and keeps `deadlines` in step
   void ExpireDeadlines(Time now);
 
+  // Suspicion: see scheduler_suspects.cc.
+  std::vector<Sequence*> Guilty(std::vector<Sequence*> in_step);  // a worker has died in a step of these
+  bool IsSuspect(const Sequence& sequence) const;
+  void GotFurther(Sequence* sequence) const;
+  bool MayRun(const Sequence& sequence) const;
+  void Quarantine(Sequence* sequence, Time now);
+  PrefixHash ContentOf(const PrefixHash& root, const std::vector<int32_t>& prompt, size_t num_prompt,
+                       worker::v1::Sampling sampling) const;
+  absl::Status CheckContent(const SequenceSpec& spec, Time now);
+
   // Placement.
   void FindPrefix(Sequence* sequence);  // into `match`
   double PrefillLeft(const RunningSet& set, const Sequence& sequence, uint32_t depth) const;
@@ -85,6 +96,9 @@ struct Scheduler::State {
   bool any_cancelled = false;     // since events were taken: some of `events` may be nobody's
   std::vector<SequenceId> ended;  // their last event is in `events`, or they were cancelled
   std::vector<SequenceId> taken;  // their last event was among the latest taken
+
+  SequenceId on_trial = 0;  // the suspect that was admitted last
+  QuarantinedContents quarantined;
 
   PrefixIndex::Match match;           // scratch of dispatch
   std::vector<Candidate> candidates;  // by place

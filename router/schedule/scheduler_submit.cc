@@ -53,6 +53,7 @@ absl::StatusOr<std::vector<SequenceId>> Scheduler::Submit(std::vector<SequenceSp
   int64_t tokens = state.queue.tokens();
   for (const SequenceSpec& spec : specs) {
     if (absl::Status status = state.CheckSpec(spec); !status.ok()) return status;
+    if (absl::Status status = state.CheckContent(spec, now); !status.ok()) return status;
     tokens += static_cast<int64_t>(spec.prompt.size() + spec.output.size());
   }
   const int64_t queued = static_cast<int64_t>(state.queue.size() + specs.size());

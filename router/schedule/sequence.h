@@ -32,8 +32,9 @@ struct Sequence {
   Place place = Place::kQueued;
   bool cancelled = false;
   bool returned = false;  // it ran before: it goes to the front of its priority
-  int losses = 0;         // workers that died while it ran there
-  uint32_t worker = 0;    // while running: its place in the scheduler's table
+  int losses = 0;         // workers that died while it was in their step, one after another without it getting further
+  uint32_t loss_length = 0;  // at the last of them
+  uint32_t worker = 0;       // while running: its place in the scheduler's table
   uint32_t slot = 0;
 
   double limit = 0;  // seconds it may wait before that counts: max(2 s, 2 * cold prefill)

@@ -5,6 +5,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "router/schedule/quarantine.h"
 
 namespace millrace {
 namespace {
@@ -50,6 +51,28 @@ class SchedulerTest : public testing::Test {
   }
   WorkerId Join(const worker::v1::Ready& ready = Ready()) { return *scheduler_.AddWorker(ready, 1); }
   SequenceId Submit(SequenceSpec spec) { return scheduler_.Submit({std::move(spec)}, 1)->front(); }
+  void Submit(SequenceSpec spec, WorkerId worker) {
+    Submit(std::move(spec));
+    Take(worker, 1);
+  }
+  // Takes the worker's edit, with so many admissions, and lets it say that it has.
+  void Take(WorkerId worker, int admissions) {
+    last_ = worker;
+    const Edit edit = scheduler_.TakeEdit(worker);
+    EXPECT_EQ(edit.admit_size(), admissions);
+    if (edit.admit_size() > 0) slot_ = edit.admit(edit.admit_size() - 1).slot();
+    edit_ = edit.edit_id();
+    if (acknowledges_) Apply(worker, Heartbeat(edit_));
+  }
+  // The latest worker is lost and another one takes in what it had; the new one.
+  WorkerId Die(Loss loss, int admissions = 1, uint32_t slots = 4) {
+    const WorkerId dead = last_;
+    const WorkerId heir = Join(Ready(64, slots));
+    scheduler_.RemoveWorker(dead, 3, loss);
+    if (scheduler_.counts().running > 0) Take(heir, admissions);
+    last_ = heir;
+    return heir;
+  }
   // A report of one row or one progress.
   StepReport Row(uint64_t applied, uint32_t slot, std::vector<int32_t> tokens,
                  worker::v1::FinishReason reason = worker::v1::FINISH_REASON_UNSPECIFIED) {
@@ -79,6 +102,11 @@ class SchedulerTest : public testing::Test {
 
   Scheduler scheduler_;
   uint64_t step_ = 0;
+  // Of Take.
+  WorkerId last_ = 0;
+  uint32_t slot_ = 0;
+  uint64_t edit_ = 0;
+  bool acknowledges_ = true;
 };
 
 // Blocks of 4, a lease of one block ahead, 16 blocks. A: tokens 0 … 9, of which 8 fill blocks 0 and 1.
@@ -230,11 +258,143 @@ TEST_F(SchedulerTest, MovesSequencesOfALostWorkerWithTheirTokens) {
   EXPECT_EQ(edit.admit(0).num_prompt_tokens(), 6u);
   EXPECT_FALSE(edit.admit(0).sampling().has_prompt_logprobs());
   EXPECT_EQ(scheduler_.Report(id).moves, 1);
-  scheduler_.RemoveWorker(second, 4);
+}
+
+TEST_F(SchedulerTest, RefusesWhatTwoWorkersDiedOfAndItsContentForAWhile) {
+  const SequenceSpec spec = Spec(Count(0, 6));
+  Submit(spec, Join());
+  const WorkerId first = Die(Loss::kFault);
+  EXPECT_TRUE(scheduler_.TakeEvents().empty());
+  Die(Loss::kFault);
+  const auto events = scheduler_.TakeEvents();
+  ASSERT_EQ(events.size(), 1u) << "of the worker after " << first;
+  EXPECT_EQ(events[0].status.code(), absl::StatusCode::kInternal);
+  EXPECT_THAT(events[0].status.message(), HasSubstr("it was running on 2 workers when they were lost"));
+
+  Join();
+  SequenceSpec again = spec;
+  again.sampling.set_seed(77);
+  again.max_tokens = 3;
+  const absl::Status refused = scheduler_.Submit({again}, 1'000'000).status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(refused.message(), HasSubstr("it is refused for another 300 s"));
+  SequenceSpec other_prompt = spec, other_sampling = spec, other_tenant = spec;
+  other_prompt.prompt.push_back(0);
+  other_sampling.sampling.set_temperature(1);
+  other_tenant.cache_salt = "tenant";
+  for (const SequenceSpec& other : {other_prompt, other_sampling, other_tenant}) {
+    EXPECT_TRUE(scheduler_.Submit({other}, 1'000'000).ok());
+  }
+  EXPECT_TRUE(scheduler_.Submit({spec}, QuarantinedContents::kQuarantine + 3).ok());
+}
+
+TEST_F(SchedulerTest, SuspectsNobodyOfAWorkerThatLeft) {
+  Submit(Spec(Count(0, 6)), Join());
+  for (int i = 0; i < 5; ++i) Die(Loss::kLeft);
+  Die(Loss::kFault);
+  EXPECT_TRUE(scheduler_.TakeEvents().empty());
+  EXPECT_EQ(scheduler_.counts().running, 1);
+}
+
+TEST_F(SchedulerTest, SuspectsNobodyWhomTheWorkerHadNotTakenIn) {
+  Submit(Spec(Count(0, 6)), Join());
+  acknowledges_ = false;
+  for (int i = 0; i < 5; ++i) Die(Loss::kFault);
+  EXPECT_TRUE(scheduler_.TakeEvents().empty());
+  EXPECT_EQ(scheduler_.counts().running, 1);
+}
+
+TEST_F(SchedulerTest, ClearsASuspectThatGetsFurther) {
+  const WorkerId worker = Join(Ready(64));
+  SequenceSpec spec = Spec(Count(0, 6), 40);
+  Submit(spec, worker);
+  for (int i = 0; i < 5; ++i) {
+    const WorkerId here = Die(Loss::kFault);
+    Apply(here, Row(1, 0, {50, 51, 52, 53, 54}));
+    scheduler_.TakeEdit(here);
+    for (const SequenceEvent& event : scheduler_.TakeEvents()) EXPECT_FALSE(event.finished) << event.status;
+  }
+}
+
+// Six sequences that are lost twice without a token in between are too many to be guilty. One of them, and whoever
+// shares its worker then, would be; so each is tried alone, and the worker that dies of it proves it.
+TEST_F(SchedulerTest, TriesManySuspectsOneAtATime) {
+  WorkerId worker = Join(Ready(64, 8));
+  std::vector<SequenceId> ids;
+  for (int i = 0; i < 6; ++i) ids.push_back(Submit(Spec(Count(10 * i, 6))));
+  Take(worker, 6);
+  worker = Die(Loss::kFault, 6, 8);
+  Die(Loss::kFault, 1, 8);
+  EXPECT_EQ(scheduler_.counts().running, 1);
+  EXPECT_EQ(scheduler_.counts().queued, 5);
+  worker = last_;
+  std::vector<SequenceId> innocent;
+  for (int i = 0; i < 3; ++i) {  // these go on, and the next is tried
+    Apply(worker, Row(edit_, slot_, {50, 51, 52, 53, 54}));
+    for (const SequenceEvent& event : scheduler_.TakeEvents()) innocent.push_back(event.sequence);
+    Take(worker, 1);
+  }
+  EXPECT_EQ(scheduler_.counts().running, 4);
+  scheduler_.RemoveWorker(worker, 3);
   const auto events = scheduler_.TakeEvents();
   ASSERT_EQ(events.size(), 1u);
-  EXPECT_TRUE(events[0].finished);
   EXPECT_EQ(events[0].status.code(), absl::StatusCode::kInternal);
+  EXPECT_EQ(std::count(innocent.begin(), innocent.end(), events[0].sequence), 0);
+  EXPECT_EQ(scheduler_.counts().queued, 5);
+}
+
+TEST_F(SchedulerTest, EmptiesADrainedWorkerWithItsTokens) {
+  const WorkerId first = Join();
+  Submit(Spec(Count(0, 6)), first);
+  Apply(first, Row(1, 0, {50, 51}));
+  const WorkerId second = Join();
+  scheduler_.DrainWorker(first);
+  scheduler_.EmptyWorker(first, 3);
+  EXPECT_THAT(scheduler_.TakeEdit(first).release(), ElementsAre(0));
+  const Edit edit = scheduler_.TakeEdit(second);
+  ASSERT_EQ(edit.admit_size(), 1);
+  EXPECT_THAT(edit.admit(0).token_ids(), ElementsAre(0, 1, 2, 3, 4, 5, 50, 51));
+  Apply(first, Row(1, 0, {52}));  // of a step that had begun: nobody wants it
+  EXPECT_EQ(scheduler_.TakeEvents().size(), 1u);
+  EXPECT_EQ(scheduler_.worker_counts(first).used_slots, 0u);
+}
+
+// 64 wait because the only worker is full. Each prompt takes 6 ms, so that 41 would fit into what may be sent ahead.
+TEST_F(SchedulerTest, ANewcomerIsNotFlooded) {
+  const WorkerId full = Join(Ready(64, 1));
+  for (int i = 0; i < 65; ++i) Submit(Spec(Count(i, 6)));
+  ASSERT_EQ(scheduler_.counts().queued, 64);
+  const WorkerId newcomer = Join(Ready(1024, 128));
+  int admitted = 0, most = 0;
+  for (int round = 0; round < 64 && scheduler_.counts().queued > 0; ++round) {
+    const Edit edit = scheduler_.TakeEdit(newcomer);
+    if (round == 0) {
+      EXPECT_EQ(edit.admit_size(), 1);
+    }
+    most = std::max(most, edit.admit_size());
+    StepReport report = Heartbeat(edit.edit_id());
+    for (const auto& admit : edit.admit()) {
+      ++admitted;
+      auto* row = report.add_rows();
+      row->set_slot(admit.slot());
+      row->add_token_ids(50);
+    }
+    Apply(newcomer, report);
+  }
+  EXPECT_EQ(scheduler_.counts().queued, 0) << "and it does not starve either: " << admitted << " of 64 in 64 steps";
+  EXPECT_GT(most, 8) << "its share grows";
+  EXPECT_EQ(scheduler_.worker_counts(full).used_slots, 1u);
+}
+
+TEST_F(SchedulerTest, KnowsWhetherAWorkerHasSomethingToCompute) {
+  const WorkerId worker = Join();
+  EXPECT_FALSE(scheduler_.WorkLeft(worker).has_value());
+  Submit(Spec(Count(0, 10)), worker);
+  EXPECT_DOUBLE_EQ(*scheduler_.WorkLeft(worker), 0.01);
+  Apply(worker, Row(1, 0, {50}));
+  EXPECT_DOUBLE_EQ(*scheduler_.WorkLeft(worker), 0);
+  Apply(worker, Row(1, 0, {51}, worker::v1::FINISH_REASON_STOP_TOKEN));
+  EXPECT_FALSE(scheduler_.WorkLeft(worker).has_value());
 }
 
 // 6 tokens in two blocks and one ahead: room for 12, so 13 can be reached.
