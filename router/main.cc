@@ -19,7 +19,9 @@
 ABSL_FLAG(std::string, model, "", "folder with tokenizer.json and the chat template");
 ABSL_FLAG(std::string, model_name, "", "what clients call the model; default: the folder's name");
 ABSL_FLAG(std::string, listen, millrace::RouterOptions().listen, "HOST:PORT to serve on; port 0: any free one");
-ABSL_FLAG(std::vector<std::string>, workers, {}, "HOST:PORT of every worker, separated by commas");
+ABSL_FLAG(std::vector<std::string>, workers, {},
+          "HOST:PORT of every worker, separated by commas; dns:///HOST:PORT: all addresses behind the name, resolved "
+          "again and again");
 ABSL_FLAG(std::string, router_id, millrace::RouterOptions().router_id, "this router's name");
 ABSL_FLAG(uint64_t, epoch, 0, "higher than that of earlier routers; 0: unix time in microseconds");
 ABSL_FLAG(bool, insecure, false, "allow plaintext connections beyond this machine");

@@ -10,6 +10,11 @@
 #include "router/fleet/clock.h"
 
 namespace millrace {
+namespace {
+
+constexpr uint32_t kDefaultDrainMs = 20'000;  // as a worker's --drain_ms
+
+}  // namespace
 
 AdminService::AdminService(std::string router_id, uint64_t epoch, Fleet* fleet, CallRegistry* registry)
     : router_id_(std::move(router_id)), epoch_(epoch), started_(MonotonicNow()), fleet_(fleet), registry_(registry) {}
@@ -42,7 +47,9 @@ grpc::ServerUnaryReactor* AdminService::DrainWorker(grpc::CallbackServerContext*
   return Answer<v1::DrainWorkerRequest, v1::DrainWorkerResponse>(
       context, *request, response, [this](const v1::DrainWorkerRequest& in, v1::DrainWorkerResponse*) {
         absl::Status status = Validate(in);
-        return status.ok() ? fleet_->DrainWorker(in.worker_id()) : status;
+        if (!status.ok()) return status;
+        const uint32_t budget_ms = in.has_budget_ms() ? in.budget_ms() : kDefaultDrainMs;
+        return fleet_->DrainWorker(in.worker_id(), Time{budget_ms} * 1000);
       });
 }
 

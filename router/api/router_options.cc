@@ -3,11 +3,14 @@
 #include <algorithm>
 
 #include "absl/container/flat_hash_set.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "service/address.h"
+#include "absl/strings/strip.h"
 
 namespace millrace {
 namespace {
+
+constexpr absl::string_view kServicePrefix = "dns:///";
 
 absl::Status InRange(absl::string_view flag, int64_t value, int64_t low, int64_t high) {
   if (value >= low && value <= high) return absl::OkStatus();
@@ -34,7 +37,9 @@ absl::Status RouterOptions::Validate() const {
   status.Update(CheckAddress("listen", listen, insecure, 0));
   absl::flat_hash_set<std::string> seen;
   for (const std::string& worker : workers) {
-    status.Update(CheckAddress("workers", worker, insecure, 1));
+    absl::string_view address = worker;
+    absl::ConsumePrefix(&address, kServicePrefix);
+    status.Update(CheckAddress("workers", std::string(address), insecure, 1));
     if (!seen.insert(worker).second)
       status.Update(absl::InvalidArgumentError(absl::StrCat("--workers names ", worker, " twice")));
   }
@@ -44,6 +49,22 @@ absl::Status RouterOptions::Validate() const {
   status.Update(InRange("max_queued_sequences", scheduler.max_queued_sequences, 1, 1'000'000));
   status.Update(InRange("max_queued_tokens", scheduler.max_queued_tokens, 1, int64_t{1} << 32));
   return status;
+}
+
+std::vector<std::string> RouterOptions::addresses() const {
+  std::vector<std::string> addresses;
+  for (const std::string& worker : workers) {
+    if (!absl::StartsWith(worker, kServicePrefix)) addresses.push_back(worker);
+  }
+  return addresses;
+}
+
+std::vector<Address> RouterOptions::services() const {
+  std::vector<Address> services;
+  for (absl::string_view worker : workers) {
+    if (absl::ConsumePrefix(&worker, kServicePrefix)) services.push_back(*ParseAddress(worker));
+  }
+  return services;
 }
 
 }  // namespace millrace

@@ -7,6 +7,7 @@
 
 #include "absl/status/status.h"
 #include "router/schedule/scheduler.h"
+#include "service/address.h"
 
 namespace millrace {
 
@@ -14,15 +15,20 @@ struct RouterOptions {
   std::string model;                       // folder with tokenizer.json and the chat template
   std::string model_name;                  // what clients call it; empty: the folder's name
   std::string listen = "127.0.0.1:50051";  // port 0: any free one
-  std::vector<std::string> workers;        // HOST:PORT of each, distinct, 1 … 1,024
-  std::string router_id = "router";        // 1 … 128 bytes
-  uint64_t epoch = 0;                      // >= 1, higher than that of earlier routers; 0: unix time in µs at start-up
-  bool insecure = false;                   // allow plaintext connections beyond this machine
-  int64_t max_calls = 10'000;              // open Generate calls, 1 … 1,000,000
+  // HOST:PORT of each, distinct, 1 … 1,024. dns:///HOST:PORT stands for every address behind the name, now and later.
+  std::vector<std::string> workers;
+  std::string router_id = "router";  // 1 … 128 bytes
+  uint64_t epoch = 0;                // >= 1, higher than that of earlier routers; 0: unix time in µs at start-up
+  bool insecure = false;             // allow plaintext connections beyond this machine
+  int64_t max_calls = 10'000;        // open Generate calls, 1 … 1,000,000
   int64_t max_request_bytes =
       int64_t{1} << 30;        // memory for requests being received, over all clients; at least 64 MiB
   int64_t drain_ms = 5'000;    // how long open calls may go on after SIGTERM, 0 … 3,600,000
   SchedulerOptions scheduler;  // its hash key is drawn at start-up
+
+  // `workers`, apart. REQUIRES valid options.
+  std::vector<std::string> addresses() const;
+  std::vector<Address> services() const;
 
   // INVALID_ARGUMENT naming the flag, its value and the limit.
   absl::Status Validate() const;

@@ -24,7 +24,8 @@ FleetOptions ToFleetOptions(const RouterOptions& options, const ServedModel& mod
   FleetOptions fleet;
   fleet.router_id = options.router_id;
   fleet.epoch = options.epoch;
-  fleet.addresses = options.workers;
+  fleet.addresses = options.addresses();
+  fleet.services = options.services();
   fleet.tokenizer_vocab = static_cast<uint32_t>(model.tokenizer().vocab_size());
   fleet.scheduler = options.scheduler;
   fleet.scheduler.hash_key[0] = RandomBits();

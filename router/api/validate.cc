@@ -8,6 +8,7 @@ namespace millrace {
 namespace {
 
 constexpr size_t kMaxIdBytes = 128;
+constexpr uint32_t kMaxDrainMs = 3'600'000;
 constexpr size_t kMaxModelBytes = 256;
 constexpr size_t kMaxRoleBytes = 64;
 constexpr size_t kMaxToolsBytes = 1 << 20;
@@ -175,6 +176,9 @@ absl::Status Validate(const v1::RenderChatRequest& request) {
 absl::Status Validate(const v1::DrainWorkerRequest& request) {
   Verdict verdict;
   verdict.Bytes("worker_id", request.worker_id().size(), 1, kMaxIdBytes);
+  if (request.budget_ms() > kMaxDrainMs) {
+    verdict.Refuse(absl::StrCat("budget_ms is ", request.budget_ms(), "; the limit is 0 to ", kMaxDrainMs));
+  }
   return verdict.Take();
 }
 

@@ -10,21 +10,25 @@ namespace millrace {
 
 Fleet::Fleet(FleetOptions options) : options_(std::move(options)), scheduler_(options_.scheduler) {
   absl::MutexLock lock(&mutex_);
-  members_.resize(options_.addresses.size());
-  for (size_t i = 0; i < members_.size(); ++i) members_[i].address = options_.addresses[i];
+  for (const std::string& address : options_.addresses) AddMember(address, "");
 }
 
 Fleet::~Fleet() { Stop(); }
 
 void Fleet::Start() {
   timer_ = std::thread([this] { RunTimer(); });
+  if (options_.services.empty()) return;
+  resolver_ = std::make_unique<Resolver>(
+      options_.services, options_.resolve_period, options_.lookup,
+      [this](const Address& service, const std::vector<std::string>& addresses) { OnResolved(service, addresses); });
 }
 
 void Fleet::Stop() {
+  resolver_.reset();
   {
     absl::MutexLock lock(&mutex_);
     stopping_ = timer_poked_ = true;
-    for (Member& member : members_) {
+    for (auto& [id, member] : members_) {
       if (member.session != nullptr) member.session->End();
     }
   }
@@ -33,12 +37,13 @@ void Fleet::Stop() {
   absl::flat_hash_map<SequenceId, Live> live;
   absl::MutexLock lock(&mutex_);
   mutex_.Await(absl::Condition(this, &Fleet::NoSessions));
-  for (Member& member : members_) ended.push_back(std::move(member.ended));
+  for (auto& [id, member] : members_) ended.push_back(std::move(member.ended));
   live.swap(live_);
 }
 
 bool Fleet::NoSessions() const {
-  return std::all_of(members_.begin(), members_.end(), [](const Member& member) { return member.session == nullptr; });
+  return std::all_of(members_.begin(), members_.end(),
+                     [](const auto& entry) { return entry.second.session == nullptr; });
 }
 
 absl::StatusOr<std::vector<SequenceId>> Fleet::Submit(std::vector<SequenceSpec> specs,
@@ -91,7 +96,7 @@ void Fleet::SetPaused(const std::vector<SequenceId>& sequences, bool paused) {
 Fleet::Output Fleet::TakeOutput() {
   Output output;
   for (const WorkerId worker : scheduler_.PendingWorkers()) {
-    WorkerSession* const session = members_[member_of_.at(worker)].session.get();
+    WorkerSession* const session = members_.at(member_of_.at(worker)).session.get();
     if (session->ClaimWrite()) output.edits.emplace_back(session, scheduler_.TakeEdit(worker));
   }
   for (SequenceEvent& event : scheduler_.TakeEvents()) {
@@ -122,22 +127,20 @@ void Fleet::Deliver(Output output) {
 
 std::string Fleet::WorkerName(WorkerId worker) const {
   const auto found = member_of_.find(worker);
-  return found == member_of_.end() ? std::string() : members_[found->second].ready.worker_id();
+  return found == member_of_.end() ? std::string() : members_.at(found->second).ready.worker_id();
 }
 
-absl::Status Fleet::DrainWorker(const std::string& worker_id) {
+absl::Status Fleet::DrainWorker(const std::string& worker_id, Time budget) {
   absl::MutexLock lock(&mutex_);
   bool found = false;
-  for (Member& member : members_) {
+  for (auto& [id, member] : members_) {
     if (member.ready.worker_id() != worker_id || worker_id.empty()) continue;
-    found = member.draining = true;
-    if (!member.worker.has_value()) continue;
-    member.state = v1::WorkerStatus::STATE_DRAINING;
-    scheduler_.DrainWorker(*member.worker);
+    found = true;
+    Drain(member, budget, MonotonicNow());
   }
   if (!found)
     return absl::NotFoundError(absl::StrCat("worker_id is \"", worker_id.substr(0, 128), "\"; no such worker"));
-  Log(LogLevel::kInfo, "worker_draining", {{"worker", worker_id}});
+  if (NextWake() < timer_due_) timer_poked_ = true;
   return absl::OkStatus();
 }
 
@@ -149,7 +152,8 @@ SchedulerCounts Fleet::counts() const {
 std::vector<v1::WorkerStatus> Fleet::workers() const {
   absl::MutexLock lock(&mutex_);
   std::vector<v1::WorkerStatus> workers;
-  for (const Member& member : members_) {
+  const Time now = MonotonicNow();
+  for (const auto& [id, member] : members_) {
     v1::WorkerStatus& status = workers.emplace_back();
     status.set_worker_id(member.ready.worker_id());
     status.set_instance_id(member.ready.instance_id());
@@ -157,6 +161,9 @@ std::vector<v1::WorkerStatus> Fleet::workers() const {
     status.set_state(member.state);
     status.set_model(member.ready.model().name());
     status.set_last_error(member.last_error);
+    status.set_faults(member.faults);
+    const bool resting = member.session == nullptr && member.wake_at > now;
+    status.set_retry_in_us(resting ? static_cast<uint64_t>(member.wake_at - now) : 0);
     if (!member.worker.has_value()) continue;
     const WorkerCounts counts = scheduler_.worker_counts(*member.worker);
     status.set_num_slots(counts.slots);

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -16,6 +17,8 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/synchronization/mutex.h"
 #include "millrace/v1/admin.pb.h"
+#include "router/fleet/liveness.h"
+#include "router/fleet/resolver.h"
 #include "router/fleet/sequence_sink.h"
 #include "router/fleet/worker_session.h"
 #include "router/schedule/scheduler.h"
@@ -26,7 +29,10 @@ struct FleetOptions {
   std::string router_id;
   uint64_t epoch = 1;                  // later routers have higher ones
   std::vector<std::string> addresses;  // of the workers, distinct
-  uint32_t tokenizer_vocab = 0;        // a model with fewer ids is refused
+  std::vector<Address> services;       // names, each of as many workers as it has addresses
+  Resolver::Lookup lookup = LookUpHost;
+  absl::Duration resolve_period = absl::Seconds(5);  // as often as a headless service's records may change
+  uint32_t tokenizer_vocab = 0;                      // a model with fewer ids is refused
   SchedulerOptions scheduler;
   std::function<void()> on_first_ready;  // called once, when the first worker is ready
 };
@@ -48,7 +54,8 @@ class Fleet final : private WorkerSession::Listener {
   std::optional<SequenceOutcome> Cancel(SequenceId sequence);
   // For those whose client does not read: Scheduler::SetPaused.
   void SetPaused(const std::vector<SequenceId>& sequences, bool paused);
-  absl::Status DrainWorker(const std::string& worker_id);
+  // No more admissions there; what has not ended after `budget` goes on elsewhere.
+  absl::Status DrainWorker(const std::string& worker_id, Time budget);
 
   SchedulerCounts counts() const;
   std::vector<v1::WorkerStatus> workers() const;
@@ -58,20 +65,28 @@ class Fleet final : private WorkerSession::Listener {
   uint32_t num_ready_workers() const;
 
  private:
-  // A configured address. Connecting, waiting for Ready, ready, or between two connections.
+  // An address, given or found. Connecting, waiting for Ready, ready, or between two connections.
   struct Member {
     std::string address;
+    std::string service;                     // that it was found behind; empty: given
+    bool listed = true;                      // still found there; if not, its stream may go on until it ends
     std::unique_ptr<WorkerSession> session;  // null between connections
     std::unique_ptr<WorkerSession> ended;    // the one before, until a thread of ours may delete it
     std::optional<WorkerId> worker;          // while ready
     worker::v1::Ready ready;                 // the latest
     v1::WorkerStatus::State state = v1::WorkerStatus::STATE_CONNECTING;
     std::string last_error;
-    bool draining = false;     // of this instance
-    bool ended_by_us = false;  // last_error says why
+    std::optional<Liveness> liveness;  // likewise
+    bool draining = false;             // this instance, or about to leave
+    bool leaving = false;              // it has said goodbye
+    bool ended_by_us = false;          // last_error says why
+    uint32_t faults = 0;
+    uint32_t short_lives = 0;  // in sequence, each ended by a fault
+    Time rest = 0;             // the breaker: not to be connected for so long
     Time backoff = 0;
     Time ready_at = 0;
-    Time wake_at = 0;  // without a session: connect; with one that is not ready: give up; else kNever
+    Time wake_at = 0;        // without a session: connect; with one that is not ready: give up; else kNever
+    Time empty_at = kNever;  // draining: what still runs there is moved
   };
   struct Live {
     std::shared_ptr<SequenceSink> sink;  // shared with the client call, which may end first
@@ -89,9 +104,11 @@ class Fleet final : private WorkerSession::Listener {
 
   Output TakeOutput() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   static void Deliver(Output output);
-  bool OnReady(Member& member, const worker::v1::Ready& ready, Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool OnReady(size_t id, const worker::v1::Ready& ready, Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status CheckIdentity(const worker::v1::Ready& ready) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
+  void Drain(Member& member, Time budget, Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Refuse(Member& member, const absl::Status& why, Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void Lose(Member& member, Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Lose(Member& member, Loss loss, Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::string WorkerName(WorkerId worker) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
 
   void RunTimer();
@@ -100,20 +117,26 @@ class Fleet final : private WorkerSession::Listener {
   // The sessions to start; those to delete go to `ended`.
   std::vector<WorkerSession*> WakeMembers(Time now, std::vector<std::unique_ptr<WorkerSession>>* ended)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void OnResolved(const Address& service, const std::vector<std::string>& addresses);
+  void AddMember(const std::string& address, const std::string& service) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void LookAtWorkers(Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool NoSessions() const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
 
   const FleetOptions options_;
   std::thread timer_;
+  std::unique_ptr<Resolver> resolver_;  // between Start and Stop, with services
 
   mutable absl::Mutex mutex_;
   Scheduler scheduler_ ABSL_GUARDED_BY(mutex_);
-  std::vector<Member> members_ ABSL_GUARDED_BY(mutex_);
+  std::map<size_t, Member> members_ ABSL_GUARDED_BY(mutex_);  // by a number that is never used again
+  size_t next_member_ ABSL_GUARDED_BY(mutex_) = 0;
   absl::flat_hash_map<WorkerId, size_t> member_of_ ABSL_GUARDED_BY(mutex_);
   absl::flat_hash_map<SequenceId, Live> live_ ABSL_GUARDED_BY(mutex_);
   int64_t max_sequence_tokens_ ABSL_GUARDED_BY(mutex_) = 0;
   bool any_ready_ ABSL_GUARDED_BY(mutex_) = false;
-  Time members_due_ ABSL_GUARDED_BY(mutex_) = 0;  // the earliest wake_at
-  Time timer_due_ ABSL_GUARDED_BY(mutex_) = 0;    // what the timer thread waits for
+  Time members_due_ ABSL_GUARDED_BY(mutex_) = 0;   // the earliest wake_at or empty_at
+  Time look_at_ ABSL_GUARDED_BY(mutex_) = kNever;  // when the ready workers are looked at again
+  Time timer_due_ ABSL_GUARDED_BY(mutex_) = 0;     // what the timer thread waits for
   bool timer_poked_ ABSL_GUARDED_BY(mutex_) = false;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
 };

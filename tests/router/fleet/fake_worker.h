@@ -7,6 +7,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -63,6 +64,10 @@ class FakeWorker final : public worker::v1::WorkerService::Service {
   void SendJunk() {
     absl::MutexLock lock(&mutex_);
     junk_ = true;
+  }
+  void SayGoodbye(uint32_t budget_ms) {
+    absl::MutexLock lock(&mutex_);
+    goodbye_ms_ = budget_ms;
   }
   void AwaitStepsUsed() {
     absl::MutexLock lock(&mutex_);
@@ -133,7 +138,7 @@ class FakeWorker final : public worker::v1::WorkerService::Service {
   }
 
   bool HasWork() const ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
-    return !reading_ || junk_ || !edits_.empty() || (may_step_ && steps_ != 0);
+    return !reading_ || junk_ || goodbye_ms_.has_value() || !edits_.empty() || (may_step_ && steps_ != 0);
   }
 
   void Play(Stream* stream) {
@@ -143,17 +148,25 @@ class FakeWorker final : public worker::v1::WorkerService::Service {
       worker::v1::WorkerMessage message;
       worker::v1::StepReport& report = *message.mutable_report();
       bool stepping;
+      std::optional<uint32_t> goodbye_ms;
       {
         absl::MutexLock lock(&mutex_);
         may_step_ = AnyCanStep(slots);
-        mutex_.Await(absl::Condition(this, &FakeWorker::HasWork));
+        // Without work, a heartbeat.
+        mutex_.AwaitWithTimeout(absl::Condition(this, &FakeWorker::HasWork), absl::Milliseconds(200));
         if (!reading_) return;
         for (const worker::v1::Edit& edit : edits_) applied = Apply(edit, slots);
         edits_.clear();
         stepping = AnyCanStep(slots) && steps_ != 0;
         if (junk_) report.add_rows()->set_slot(9999);
         junk_ = false;
+        goodbye_ms = std::exchange(goodbye_ms_, std::nullopt);
         if (stepping && steps_ > 0) --steps_;
+      }
+      if (goodbye_ms.has_value()) {
+        worker::v1::WorkerMessage goodbye;
+        goodbye.mutable_goodbye()->set_budget_ms(*goodbye_ms);
+        if (!stream->Write(goodbye)) return;
       }
       if (stepping) {
         Step(slots, report);
@@ -252,6 +265,7 @@ class FakeWorker final : public worker::v1::WorkerService::Service {
   bool may_step_ ABSL_GUARDED_BY(mutex_) = false;
   bool reading_ ABSL_GUARDED_BY(mutex_) = false;
   bool junk_ ABSL_GUARDED_BY(mutex_) = false;
+  std::optional<uint32_t> goodbye_ms_ ABSL_GUARDED_BY(mutex_);  // to be said
   int num_hellos_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 

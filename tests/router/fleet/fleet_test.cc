@@ -209,8 +209,8 @@ TEST_F(FleetTest, GivesADrainingWorkerNothingNewAndRemembersAcrossStreams) {
   FakeWorker worker("w");
   Start({&worker});
   AwaitReady();
-  EXPECT_EQ(fleet_->DrainWorker("other").code(), absl::StatusCode::kNotFound);
-  ASSERT_TRUE(fleet_->DrainWorker("w").ok());
+  EXPECT_EQ(fleet_->DrainWorker("other", 0).code(), absl::StatusCode::kNotFound);
+  ASSERT_TRUE(fleet_->DrainWorker("w", 0).ok());
   worker.Break();
   AwaitWorkers(*fleet_, [&](const auto& list) {
     return worker.num_hellos() >= 2 && list[0].state() == v1::WorkerStatus::STATE_DRAINING;
@@ -220,6 +220,118 @@ TEST_F(FleetTest, GivesADrainingWorkerNothingNewAndRemembersAcrossStreams) {
   ASSERT_TRUE(ids.ok());
   EXPECT_EQ(fleet_->counts().queued, 1);
   EXPECT_TRUE(worker.admits().empty());
+}
+
+TEST_F(FleetTest, MovesWhatDoesNotEndWithinTheBudgetOfADrain) {
+  FakeWorker leaving("leaving"), other("other");
+  leaving.SetSteps(3);
+  other.SetSteps(0);
+  Start({&leaving, &other});
+  AwaitWorkers(*fleet_, [](const auto& list) {
+    return list[0].state() == v1::WorkerStatus::STATE_READY && list[1].state() == v1::WorkerStatus::STATE_READY;
+  });
+  ASSERT_TRUE(fleet_->DrainWorker("other", 3'600'000'000).ok());
+  auto sink = std::make_shared<Collector>();
+  ASSERT_TRUE(fleet_->Submit(Specs(2, 40), sink).ok());
+  leaving.AwaitStepsUsed();
+  EXPECT_EQ(fleet_->counts().running, 2);
+  ASSERT_TRUE(fleet_->DrainWorker("leaving", 0).ok());
+  AwaitWorkers(*fleet_, [&](const auto& list) { return list[0].used_slots() == 0; });
+  EXPECT_EQ(fleet_->counts().queued, 2) << "nobody is left who may take them";
+  EXPECT_EQ(fleet_->workers()[0].faults(), 0u);
+}
+
+TEST_F(FleetTest, AWorkerThatSaysGoodbyeIsEmptiedAndIsNoFault) {
+  FakeWorker leaving("leaving");
+  leaving.SetSteps(3);
+  Start({&leaving});
+  AwaitReady();
+  auto sink = std::make_shared<Collector>();
+  ASSERT_TRUE(fleet_->Submit(Specs(2, 40), sink).ok());
+  leaving.AwaitStepsUsed();
+  leaving.SayGoodbye(0);
+  AwaitWorkers(*fleet_, [](const auto& list) {
+    return list[0].state() == v1::WorkerStatus::STATE_DRAINING && list[0].used_slots() == 0;
+  });
+  EXPECT_EQ(fleet_->counts().queued, 2);
+  leaving.Break();
+  AwaitWorkers(*fleet_, [&](const auto& list) {
+    return leaving.num_hellos() == 2 && list[0].state() == v1::WorkerStatus::STATE_DRAINING;
+  });
+  EXPECT_EQ(fleet_->counts().queued, 2) << "it is the same instance";
+  leaving.ready().set_instance_id("another");
+  leaving.Break();
+  AwaitWorkers(*fleet_, [](const auto& list) { return list[0].state() == v1::WorkerStatus::STATE_READY; });
+  leaving.SetSteps(FakeWorker::kFree);
+  sink->AwaitFinished(2);
+  EXPECT_TRUE(sink->status().ok()) << sink->status();
+  for (int choice = 0; choice < 2; ++choice)
+    EXPECT_EQ(sink->tokens(choice), Expected(static_cast<uint64_t>(choice), 5, 40));
+  EXPECT_EQ(fleet_->workers()[0].faults(), 1u) << "the second stream broke without a goodbye";
+}
+
+TEST_F(FleetTest, AWorkerThatKeepsDyingRests) {
+  FakeWorker worker("w");
+  Start({&worker});
+  for (int life = 1; life <= 3; ++life) {
+    AwaitWorkers(*fleet_, [&](const auto& list) {
+      return worker.num_hellos() >= life && list[0].state() == v1::WorkerStatus::STATE_READY;
+    });
+    worker.Break();
+    AwaitWorkers(*fleet_, [&](const auto& list) { return list[0].faults() == static_cast<uint32_t>(life); });
+  }
+  const auto workers = AwaitWorkers(*fleet_, [](const auto& list) { return list[0].retry_in_us() > 0; });
+  EXPECT_GT(workers[0].retry_in_us(), 300'000u) << "at most 200 ms would follow three attempts";
+}
+
+TEST_F(FleetTest, RefusesOneWorkerBehindTwoAddresses) {
+  FakeWorker first("same"), second("same");
+  Start({&first, &second});
+  const auto workers = AwaitWorkers(
+      *fleet_, [](const auto& list) { return !list[0].last_error().empty() || !list[1].last_error().empty(); });
+  const size_t refused = workers[0].last_error().empty() ? 1 : 0;
+  EXPECT_THAT(workers[refused].last_error(), HasSubstr("instance instance, is connected already, at 127.0.0.1:"));
+  EXPECT_EQ(fleet_->num_ready_workers(), 1u);
+}
+
+TEST_F(FleetTest, FollowsTheAddressesBehindAName) {
+  FakeWorker first("first"), second("second");
+  absl::Mutex mutex;
+  std::vector<std::string> behind = {first.address()};
+  FleetOptions options = Options({});
+  options.services = {{"workers", 1}};
+  options.resolve_period = absl::Milliseconds(1);
+  options.lookup = [&](const Address&) -> absl::StatusOr<std::vector<std::string>> {
+    absl::MutexLock lock(&mutex);
+    return behind;
+  };
+  const auto change = [&](std::vector<std::string> now) {
+    absl::MutexLock lock(&mutex);
+    behind = std::move(now);
+  };
+  fleet_ = std::make_unique<Fleet>(options);
+  fleet_->Start();
+  const auto ready = [](const v1::WorkerStatus& worker) { return worker.state() == v1::WorkerStatus::STATE_READY; };
+  AwaitWorkers(*fleet_, [&](const auto& list) { return list.size() == 1 && ready(list[0]); });
+  change({first.address(), second.address()});
+  AwaitWorkers(*fleet_, [&](const auto& list) { return list.size() == 2 && ready(list[0]) && ready(list[1]); });
+
+  // The first one's address is gone; its stream goes on until it ends.
+  first.SetSteps(3);
+  second.SetSteps(0);
+  auto sink = std::make_shared<Collector>();
+  ASSERT_TRUE(fleet_->DrainWorker("second", 3'600'000'000).ok());
+  ASSERT_TRUE(fleet_->Submit(Specs(1, 40), sink).ok());
+  first.AwaitStepsUsed();
+  change({second.address()});
+  first.SetSteps(FakeWorker::kFree);
+  sink->AwaitFinished(1);
+  EXPECT_EQ(sink->tokens(0), Expected(0, 5, 40));
+  first.Break();
+  const auto left = AwaitWorkers(*fleet_, [](const auto& list) { return list.size() == 1; });
+  EXPECT_EQ(left[0].worker_id(), "second");
+  EXPECT_EQ(first.num_hellos(), 1);
+  fleet_.reset();  // before what the lookup uses
 }
 
 TEST_F(FleetTest, StopsWhileWorkRuns) {
