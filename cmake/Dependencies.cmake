@@ -1,7 +1,7 @@
-# Debian's libraries as imported targets, gRPC and Abseil from their static archives, so that a binary needs a libc and
-# libstdc++ only. A gRPC found through CMAKE_PREFIX_PATH wins over the archives.
+# Debian's libraries as imported targets, gRPC and Abseil from their static archives, so that a binary needs a libc, libstdc++
+# and prometheus-cpp only, of which Debian has no archive. A gRPC found through CMAKE_PREFIX_PATH wins over the archives.
 #   millrace::grpc  gRPC, reflection, Protobuf and Abseil      millrace::protobuf  Protobuf's runtime alone
-#   millrace::absl  Abseil alone                                millrace::pcre2  millrace::json
+#   millrace::absl  Abseil alone                                millrace::pcre2  millrace::json  millrace::prometheus
 find_package(Threads REQUIRED)
 find_program(PROTOC protoc REQUIRED)
 find_program(GRPC_CPP_PLUGIN grpc_cpp_plugin REQUIRED)
@@ -56,3 +56,9 @@ else()
     Threads::Threads rt ${CMAKE_DL_LIBS})
 endif()
 add_library(millrace::grpc ALIAS millrace_grpc)
+
+find_library(PROMETHEUS_PULL prometheus-cpp-pull REQUIRED)
+find_library(PROMETHEUS_CORE prometheus-cpp-core REQUIRED)
+add_library(millrace_prometheus INTERFACE)
+target_link_libraries(millrace_prometheus INTERFACE ${PROMETHEUS_PULL} ${PROMETHEUS_CORE})
+add_library(millrace::prometheus ALIAS millrace_prometheus)

@@ -4,7 +4,7 @@
 set -eu
 root=$(cd "$(dirname "$0")/.." && pwd)
 packages="ca-certificates git g++ cmake ninja-build lld ccache libgrpc++-dev libprotobuf-dev protobuf-compiler protobuf-compiler-grpc
-  libabsl-dev libpcre2-dev libutf8proc-dev nlohmann-json3-dev zlib1g-dev libssl-dev libc-ares-dev libre2-dev
+  libabsl-dev prometheus-cpp-dev libpcre2-dev libutf8proc-dev nlohmann-json3-dev zlib1g-dev libssl-dev libc-ares-dev libre2-dev
   libgtest-dev libgmock-dev libbenchmark-dev python3 python3-venv"
 [ "${1:-}" = --tests ] && packages="$packages clang-14 clang-format-14 libclang-rt-14-dev dpkg-dev"
 missing=$(dpkg-query -W -f='${db:Status-Status} ${Package}\n' $packages 2>/dev/null | awk '$1=="installed"{print $2}' | sort > /tmp/millrace-have.$$;

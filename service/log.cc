@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <atomic>
+#include <iterator>
 #include <string>
+#include <utility>
 
 #include "absl/strings/escaping.h"
 #include "absl/time/clock.h"
@@ -24,14 +26,64 @@ bool IsPlain(absl::string_view value) {
   });
 }
 
+// A level's lines in the present second: the second above, their number in the lower 32 bits.
+std::atomic<uint64_t> windows[4];
+std::atomic<uint64_t> dropped{0};
+std::atomic<uint64_t> told{0};  // of those dropped
+
+bool TakeTurn(LogLevel level, uint64_t second) {
+  std::atomic<uint64_t>& window = windows[static_cast<int>(level)];
+  uint64_t seen = window.load(std::memory_order_relaxed);
+  for (;;) {
+    const bool same = seen >> 32 == (second & UINT32_MAX);
+    if (same && (seen & UINT32_MAX) >= kMaxLogLinesPerSecond) {
+      dropped.fetch_add(1, std::memory_order_relaxed);
+      return false;
+    }
+    const uint64_t next = same ? seen + 1 : second << 32 | 1;
+    if (window.compare_exchange_weak(seen, next, std::memory_order_relaxed)) return true;
+  }
+}
+
+std::string Prefix(absl::Time now, LogLevel level, absl::string_view event) {
+  return absl::StrCat(absl::FormatTime("%Y-%m-%dT%H:%M:%E6SZ", now, absl::UTCTimeZone()), " ",
+                      kNames[static_cast<int>(level)], " ", event);
+}
+
+// A log that cannot be written must not stop the service.
+void WriteLine(std::string line) {
+  line += '\n';
+  [[maybe_unused]] const ssize_t written = write(STDERR_FILENO, line.data(), line.size());
+}
+
+void TellDropped(absl::Time now) {
+  const uint64_t total = dropped.load(std::memory_order_relaxed);
+  uint64_t before = told.load(std::memory_order_relaxed);
+  if (before < total && told.compare_exchange_strong(before, total, std::memory_order_relaxed)) {
+    WriteLine(absl::StrCat(Prefix(now, LogLevel::kWarning, "log_lines_dropped"), " count=", total - before));
+  }
+}
+
 }  // namespace
+
+absl::StatusOr<LogLevel> ParseLogLevel(absl::string_view text) {
+  for (size_t level = 0; level < std::size(kNames); ++level) {
+    if (text == kNames[level]) return static_cast<LogLevel>(level);
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("log level is \"", text.substr(0, 32), "\"; the limits are debug, info, warning and error"));
+}
+
+uint64_t LogLinesDropped() { return dropped.load(std::memory_order_relaxed); }
 
 void SetLogLevel(LogLevel lowest) { lowest_level.store(lowest, std::memory_order_relaxed); }
 
 void Log(LogLevel level, absl::string_view event, std::initializer_list<LogField> fields) {
   if (level < lowest_level.load(std::memory_order_relaxed)) return;
-  std::string line = absl::StrCat(absl::FormatTime("%Y-%m-%dT%H:%M:%E6SZ", absl::Now(), absl::UTCTimeZone()), " ",
-                                  kNames[static_cast<int>(level)], " ", event);
+  const absl::Time now = absl::Now();
+  if (!TakeTurn(level, static_cast<uint64_t>(absl::ToUnixSeconds(now)))) return;
+  TellDropped(now);
+  std::string line = Prefix(now, level, event);
   for (const LogField& field : fields) {
     const absl::string_view value = field.value.Piece().substr(0, kMaxValueBytes);
     absl::StrAppend(&line, " ", field.key, "=");
@@ -41,9 +93,7 @@ void Log(LogLevel level, absl::string_view event, std::initializer_list<LogField
       absl::StrAppend(&line, "\"", absl::CHexEscape(value), "\"");
     }
   }
-  line += '\n';
-  // A log that cannot be written must not stop the service.
-  [[maybe_unused]] const ssize_t written = write(STDERR_FILENO, line.data(), line.size());
+  WriteLine(std::move(line));
 }
 
 }  // namespace millrace

@@ -9,11 +9,11 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 # folder -> (folders of ours it may include besides itself, libraries it may include). The first matching prefix rules.
-GRPC, PROTOBUF, ABSEIL, JSON, PCRE, CUDA = "grpc", "protobuf", "absl", "nlohmann", "pcre2", "cuda"
+GRPC, PROTOBUF, ABSEIL, JSON, PCRE, CUDA, PROMETHEUS = "grpc", "protobuf", "absl", "nlohmann", "pcre2", "cuda", "prometheus"
 RULES = [
     ("kernels/cuda", {"kernels"}, {CUDA}),
     ("kernels", {"kernels"}, set()),
-    ("service", {"service"}, {ABSEIL, GRPC}),
+    ("service", {"service"}, {ABSEIL, GRPC, PROMETHEUS}),
     ("worker/parallel", {"kernels"}, {ABSEIL}),
     ("worker/model", {"kernels", "worker/parallel"}, {ABSEIL, JSON}),
     ("worker/engine", {"kernels", "worker/model"}, {ABSEIL, PROTOBUF}),
@@ -25,7 +25,7 @@ RULES = [
 ]
 LIBRARIES = [
     (GRPC, r"grpc|grpcpp/|.*\.grpc\.pb\.h"), (PROTOBUF, r"google/protobuf/|.*\.pb\.h"), (ABSEIL, r"absl/"), (JSON, r"nlohmann/"),
-    (PCRE, r"pcre2\.h|utf8proc\.h"), (CUDA, r"cuda|cublas|nccl"),
+    (PCRE, r"pcre2\.h|utf8proc\.h"), (CUDA, r"cuda|cublas|nccl"), (PROMETHEUS, r"prometheus/"),
 ]
 OURS = ("kernels/", "service/", "worker/", "router/", "cli/")
 PURE = re.compile(r"\b(std::thread|std::chrono|std::random_device|absl::Now|absl::Mutex|std::mutex|rand\(|getrandom)\b")
@@ -66,7 +66,7 @@ def self_test():
     cases = [
         ("kernels/cpu/x.cc", '#include "absl/status/status.h"\n'), ("router/api/x.cc", '#include "worker/model/step.h"\n'),
         ("router/schedule/x.cc", "#include <grpcpp/grpcpp.h>\n"), ("router/schedule/x.cc", "std::thread t;\n"),
-        ("worker/model/x.h", '#include "millrace/worker/v1/worker.pb.h"\n'), ("cli/x.cc", "\n" * 501), ("cli/README.md", "\n" * 151),
+        ("worker/model/x.h", '#include "millrace/worker/v1/worker.pb.h"\n'), ("router/api/x.h", '#include "prometheus/counter.h"\n'), ("cli/x.cc", "\n" * 501), ("cli/README.md", "\n" * 151),
     ]
     for path, text in cases:
         assert list(breaches(path, text)), f"the rule for {path} cannot fail"
