@@ -20,7 +20,8 @@ constexpr int kLeastPingIntervalMs = 9'000;  // clients ping every 10 s
 constexpr int kKeepaliveMs = 30'000;
 constexpr int kKeepaliveTimeoutMs = 10'000;
 
-FleetOptions ToFleetOptions(const RouterOptions& options, const ServedModel& model, std::function<void()> on_ready) {
+FleetOptions ToFleetOptions(const RouterOptions& options, const ServedModel& model, std::function<void()> on_ready,
+                            std::function<void()> on_taken_over) {
   FleetOptions fleet;
   fleet.router_id = options.router_id;
   fleet.epoch = options.epoch;
@@ -31,6 +32,7 @@ FleetOptions ToFleetOptions(const RouterOptions& options, const ServedModel& mod
   fleet.scheduler.hash_key[0] = RandomBits();
   fleet.scheduler.hash_key[1] = RandomBits();
   fleet.on_first_ready = std::move(on_ready);
+  fleet.on_taken_over = std::move(on_taken_over);
   return fleet;
 }
 
@@ -56,11 +58,13 @@ RouterServer::RouterServer(const RouterOptions& options, std::unique_ptr<ServedM
                            std::function<void()> on_ready)
     : model_(std::move(model)),
       registry_(static_cast<size_t>(options.max_calls)),
-      fleet_(ToFleetOptions(options, *model_,
-                            [this, on_ready = std::move(on_ready)] {
-                              server_->GetHealthCheckService()->SetServingStatus(true);
-                              if (on_ready) on_ready();
-                            })),
+      fleet_(ToFleetOptions(
+          options, *model_,
+          [this, on_ready = std::move(on_ready)] {
+            server_->GetHealthCheckService()->SetServingStatus(true);
+            if (on_ready) on_ready();
+          },
+          [this] { server_->GetHealthCheckService()->SetServingStatus(false); })),
       inference_(model_.get(), &fleet_, &registry_),
       admin_(options.router_id, options.epoch, &fleet_, &registry_) {}
 

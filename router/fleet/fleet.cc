@@ -53,6 +53,7 @@ absl::StatusOr<std::vector<SequenceId>> Fleet::Submit(std::vector<SequenceSpec> 
   {
     absl::MutexLock lock(&mutex_);
     if (stopping_) return absl::UnavailableError("the router is shutting down");
+    if (taken_over_) return TakenOver();
     absl::StatusOr<std::vector<SequenceId>> submitted = scheduler_.Submit(std::move(specs), MonotonicNow());
     if (!submitted.ok()) return submitted.status();
     ids = *std::move(submitted);

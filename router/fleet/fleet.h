@@ -35,7 +35,11 @@ struct FleetOptions {
   uint32_t tokenizer_vocab = 0;                      // a model with fewer ids is refused
   SchedulerOptions scheduler;
   std::function<void()> on_first_ready;  // called once, when the first worker is ready
+  std::function<void()> on_taken_over;   // called once, when a router of a higher epoch has come
 };
+
+// UNAVAILABLE: what a router says whose workers obey another.
+absl::Status TakenOver();
 
 class Fleet final : private WorkerSession::Listener {
  public:
@@ -68,12 +72,14 @@ class Fleet final : private WorkerSession::Listener {
   // An address, given or found. Connecting, waiting for Ready, ready, or between two connections.
   struct Member {
     std::string address;
-    std::string service;                     // that it was found behind; empty: given
-    bool listed = true;                      // still found there; if not, its stream may go on until it ends
-    std::unique_ptr<WorkerSession> session;  // null between connections
-    std::unique_ptr<WorkerSession> ended;    // the one before, until a thread of ours may delete it
-    std::optional<WorkerId> worker;          // while ready
-    worker::v1::Ready ready;                 // the latest
+    std::string service;                           // that it was found behind; empty: given
+    bool listed = true;                            // still found there; if not, its stream may go on until it ends
+    std::unique_ptr<WorkerSession> session;        // null between connections
+    std::unique_ptr<WorkerSession> ended;          // the one before, until a thread of ours may delete it
+    std::optional<WorkerId> worker;                // while ready
+    worker::v1::Ready ready;                       // the latest
+    std::vector<worker::v1::CachedBlocks> cached;  // come before the next Ready
+    size_t cached_bytes = 0;
     v1::WorkerStatus::State state = v1::WorkerStatus::STATE_CONNECTING;
     std::string last_error;
     std::optional<Liveness> liveness;  // likewise
@@ -104,6 +110,9 @@ class Fleet final : private WorkerSession::Listener {
 
   Output TakeOutput() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   static void Deliver(Output output);
+  absl::Status OnCached(Member& member, worker::v1::CachedBlocks& cached) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Ends all sequences with UNAVAILABLE. The sinks to wake.
+  std::vector<std::shared_ptr<SequenceSink>> OnTakenOver(Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool OnReady(size_t id, const worker::v1::Ready& ready, Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status CheckIdentity(const worker::v1::Ready& ready) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
   void Drain(Member& member, Time budget, Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -139,6 +148,7 @@ class Fleet final : private WorkerSession::Listener {
   Time timer_due_ ABSL_GUARDED_BY(mutex_) = 0;     // what the timer thread waits for
   bool timer_poked_ ABSL_GUARDED_BY(mutex_) = false;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  bool taken_over_ ABSL_GUARDED_BY(mutex_) = false;  // a worker obeys a router of a higher epoch
 };
 
 }  // namespace millrace

@@ -75,6 +75,9 @@ void Fleet::OnMessage(WorkerSession* session, worker::v1::WorkerMessage& message
     const Time now = MonotonicNow();
     if (member.ended_by_us) {
       // Sent before it knew; the slots it speaks of are no longer its own.
+    } else if (message.has_cached() && !member.worker.has_value()) {
+      const absl::Status status = OnCached(member, *message.mutable_cached());
+      if (!status.ok()) Refuse(member, status, now);
     } else if (message.has_ready() && !member.worker.has_value()) {
       first = OnReady(session->member(), message.ready(), now);
     } else if (message.has_goodbye() && member.worker.has_value()) {
@@ -102,8 +105,10 @@ bool Fleet::OnReady(size_t id, const worker::v1::Ready& ready, Time now) {
   absl::Status status = ValidateReady(ready, options_.tokenizer_vocab);
   if (status.ok()) status = CheckIdentity(ready);
   if (status.ok()) {
-    absl::StatusOr<WorkerId> worker = scheduler_.AddWorker(ready, now, draining);
+    absl::StatusOr<WorkerId> worker = scheduler_.AddWorker(ready, now, member.cached, draining);
     if (worker.ok()) member.worker = *worker;
+    member.cached.clear();
+    member.cached_bytes = 0;
     status = worker.status();
   }
   if (!status.ok()) {
@@ -126,7 +131,8 @@ bool Fleet::OnReady(size_t id, const worker::v1::Ready& ready, Time now) {
        {"instance", ready.instance_id()},
        {"model", ready.model().name()},
        {"slots", ready.num_slots()},
-       {"blocks", ready.num_blocks()}});
+       {"blocks", ready.num_blocks()},
+       {"cached_blocks", scheduler_.worker_counts(*member.worker).cached_blocks}});
   const bool first = !any_ready_;
   any_ready_ = true;
   return first;
@@ -197,6 +203,7 @@ void Fleet::OnWritable(WorkerSession*) {
 
 void Fleet::OnEnd(WorkerSession* session, const grpc::Status& status) {
   Output output;
+  bool taken_over = false;
   {
     absl::MutexLock lock(&mutex_);
     Member& member = members_.at(session->member());
@@ -215,11 +222,18 @@ void Fleet::OnEnd(WorkerSession* session, const grpc::Status& status) {
     Lose(member, member.leaving || InOrder(status.error_code()) ? Loss::kLeft : Loss::kFault, now);
     member.ended = std::move(member.session);
     member.ended_by_us = member.leaving = false;
+    member.cached.clear();
+    member.cached_bytes = 0;
     member.backoff = std::clamp(member.backoff * 2, kMinBackoff, kMaxBackoff);
     SetWake(member, now + std::max(Jittered(member.backoff), std::exchange(member.rest, 0)));
+    taken_over = status.error_code() == grpc::StatusCode::ABORTED && !stopping_ && !taken_over_;
+    std::vector<std::shared_ptr<SequenceSink>> sinks;
+    if (taken_over) sinks = OnTakenOver(now);
     output = TakeOutput();
+    output.sinks.insert(output.sinks.end(), sinks.begin(), sinks.end());
   }
   Deliver(std::move(output));
+  if (taken_over && options_.on_taken_over) options_.on_taken_over();
 }
 
 void Fleet::SetWake(Member& member, Time when) {

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "router/schedule/block_pool.h"
 #include "router/schedule/placement.h"
 #include "router/schedule/prefix_index.h"
@@ -44,6 +45,10 @@ class RunningSet {
   RunningSet(WorkerId id, uint32_t place, const worker::v1::Ready& ready, const SchedulerOptions& options,
              const PrefixHasher* hasher, PrefixIndex* index);
   ~RunningSet();  // forgets the blocks' names
+
+  // What the worker says that its blocks hold; before anything is admitted. INVALID_ARGUMENT if it cannot be so: then
+  // this set is of no use.
+  absl::Status Adopt(absl::Span<const worker::v1::CachedBlocks> cached, uint32_t vocab_size);
 
   WorkerId id() const { return id_; }
   const worker::v1::StepCost& cost() const { return cost_; }

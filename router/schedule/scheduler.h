@@ -15,6 +15,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "millrace/worker/v1/worker.pb.h"
 
 namespace millrace {
@@ -93,9 +94,10 @@ class Scheduler {
   explicit Scheduler(const SchedulerOptions& options);
   ~Scheduler();
 
-  // Fleet. All workers serve one model; the first one's description is the model. INVALID_ARGUMENT if another differs.
-  // A draining one gets nothing.
-  absl::StatusOr<WorkerId> AddWorker(const worker::v1::Ready& ready, Time now, bool draining = false);
+  // Fleet. All workers serve one model; the first one's description is the model. INVALID_ARGUMENT if another differs,
+  // or if `cached`, what its blocks hold from an earlier stream, cannot be so. A draining one gets nothing.
+  absl::StatusOr<WorkerId> AddWorker(const worker::v1::Ready& ready, Time now,
+                                     absl::Span<const worker::v1::CachedBlocks> cached = {}, bool draining = false);
   // Its sequences go back to the queue with the tokens they have; but one that may well be what its workers die of
   // fails with INTERNAL, and its content is refused for a while.
   void RemoveWorker(WorkerId worker, Time now, Loss loss = Loss::kFault);

@@ -54,7 +54,8 @@ absl::Status Scheduler::State::CheckReady(const worker::v1::Ready& ready) const 
   return status;
 }
 
-absl::StatusOr<WorkerId> Scheduler::AddWorker(const worker::v1::Ready& ready, Time now, bool draining) {
+absl::StatusOr<WorkerId> Scheduler::AddWorker(const worker::v1::Ready& ready, Time now,
+                                              absl::Span<const worker::v1::CachedBlocks> cached, bool draining) {
   State& state = *state_;
   if (absl::Status status = state.CheckReady(ready); !status.ok()) return status;
   if (!state.model.has_value()) {
@@ -67,9 +68,11 @@ absl::StatusOr<WorkerId> Scheduler::AddWorker(const worker::v1::Ready& ready, Ti
   const auto place = static_cast<uint32_t>(free - state.workers.begin());
   if (free == state.workers.end()) state.workers.emplace_back();
   const WorkerId id = state.next_worker++;
-  state.workers[place] = {std::make_unique<RunningSet>(id, place, ready, state.options, &state.hasher, &*state.index)};
-  if (draining) state.workers[place].set->Drain();
-  if (state.queue.size() > 0) state.workers[place].set->StartSlowly();
+  auto set = std::make_unique<RunningSet>(id, place, ready, state.options, &state.hasher, &*state.index);
+  if (absl::Status status = set->Adopt(cached, ready.model().vocab_size()); !status.ok()) return status;
+  if (draining) set->Drain();
+  if (state.queue.size() > 0) set->StartSlowly();
+  state.workers[place] = {std::move(set)};
   state.places[id] = place;
   size_t num_blocks = 0;
   for (const State::Worker& worker : state.workers) num_blocks += worker.set == nullptr ? 0 : worker.set->pool().size();

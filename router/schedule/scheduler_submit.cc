@@ -79,6 +79,7 @@ absl::StatusOr<std::vector<SequenceId>> Scheduler::Submit(std::vector<SequenceSp
     sequence->priority = spec.priority;
     sequence->deadline = spec.deadline;
     sequence->root = state.hasher.Root(spec.cache_salt);
+    sequence->cache_salt = std::move(spec.cache_salt);
     sequence->limit = std::max(2.0, 2 * PrefillSeconds(state.last_cost, 0, sequence->length()));
     sequence->report.prompt_tokens = static_cast<int32_t>(sequence->num_prompt);
     sequence->report.generated_tokens = static_cast<int32_t>(spec.output.size());

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "router/schedule/prefix_hash.h"
@@ -26,7 +27,8 @@ struct Sequence {
   Time deadline = kNever;
   Time pause_ends = kNever;  // set while it is paused
 
-  PrefixHash root;
+  std::string cache_salt;
+  PrefixHash root;                 // of the salt
   std::vector<PrefixHash> hashes;  // of the full blocks of `tokens`, extended as needed
 
   Place place = Place::kQueued;

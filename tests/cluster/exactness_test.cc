@@ -185,6 +185,19 @@ TEST_P(Exactness, HoldsWhenAWorkerIsLost) {
   ExpectEmpty(cluster, 1);
 }
 
+TEST_P(Exactness, HoldsWithWhatAnEarlierRouterLeftInTheCaches) {
+  InProcessCluster cluster(model_);
+  cluster.AddWorker({});
+  ExpectTruth(cluster.Run(Singles(true), 3));
+  const uint32_t kept = cluster.scheduler().worker_counts(cluster.worker_id(0)).cached_blocks;
+  cluster.RestartRouter();
+  EXPECT_EQ(cluster.scheduler().worker_counts(cluster.worker_id(0)).cached_blocks, kept);
+  ExpectTruth(cluster.Run(Singles(true), 0));
+  EXPECT_GT(cluster.scheduler().counts().cached_tokens, cluster.scheduler().counts().prompt_tokens / 3);
+  ExpectTruth(cluster.Run(Singles(false), 0));  // other salts: nothing of it may be found
+  ExpectEmpty(cluster, 0);
+}
+
 // As after the loss of a router: the client brings what it has of each answer.
 TEST_P(Exactness, HoldsWhenAnAnswerIsResumedElsewhere) {
   InProcessCluster cluster(model_);

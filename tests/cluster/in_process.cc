@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
 
 #include "gtest/gtest.h"
 
@@ -14,10 +15,21 @@ class InProcessCluster::Sink final : public ReportSink {
     absl::MutexLock lock(&mailbox_.mutex);
     mailbox_.reports.emplace_back(this, std::move(report));
   }
+  void OnBegin(std::vector<worker::v1::CachedBlocks> cached) override {
+    absl::MutexLock lock(&mailbox_.mutex);
+    cached_ = std::move(cached);
+  }
+  std::vector<worker::v1::CachedBlocks> AwaitCached() {
+    absl::MutexLock lock(&mailbox_.mutex);
+    const auto begun = [this] { return cached_.has_value(); };
+    mailbox_.mutex.Await(absl::Condition(&begun));
+    return *std::move(cached_);
+  }
   void OnError(absl::Status status) override { ADD_FAILURE() << "the engine refused an edit: " << status; }
 
  private:
   Mailbox& mailbox_;
+  std::optional<std::vector<worker::v1::CachedBlocks>> cached_;  // guarded by the mailbox's mutex
 };
 
 SchedulerOptions InProcessCluster::Options(int lease_tokens_ahead) {
@@ -72,9 +84,10 @@ void InProcessCluster::AddWorker(const WorkerShape& shape) {
   worker.engine = std::make_unique<Engine>(*std::move(runner), engine);
   worker.sink = std::make_shared<Sink>(mailbox_);
   worker.engine->Attach(worker.sink);
-  const auto id = scheduler_.AddWorker(ready, now_);
+  const auto id = scheduler_->AddWorker(ready, now_);
   ASSERT_TRUE(id.ok()) << id.status();
   worker.id = *id;
+  worker.ready = ready;
   workers_.push_back(std::move(worker));
 }
 
@@ -82,14 +95,26 @@ void InProcessCluster::LoseWorker(size_t index) {
   Worker& worker = workers_[index];
   worker.engine->Detach(worker.sink.get());
   worker.sink = nullptr;
-  scheduler_.RemoveWorker(worker.id, now_);
+  scheduler_->RemoveWorker(worker.id, now_);
+}
+
+void InProcessCluster::RestartRouter() {
+  ++options_.hash_key[0];
+  scheduler_ = std::make_unique<Scheduler>(options_);
+  for (Worker& worker : workers_) {
+    worker.sink = std::make_shared<Sink>(mailbox_);
+    worker.engine->Attach(worker.sink);
+    const auto id = scheduler_->AddWorker(worker.ready, now_, worker.sink->AwaitCached());
+    ASSERT_TRUE(id.ok()) << id.status();
+    worker.id = *id;
+  }
 }
 
 void InProcessCluster::PostEdits() {
-  for (const WorkerId id : scheduler_.PendingWorkers()) {
+  for (const WorkerId id : scheduler_->PendingWorkers()) {
     const auto worker = std::ranges::find(workers_, id, &Worker::id);
     ASSERT_NE(worker, workers_.end());
-    ASSERT_TRUE(worker->engine->Post(worker->sink.get(), scheduler_.TakeEdit(id)).ok());
+    ASSERT_TRUE(worker->engine->Post(worker->sink.get(), scheduler_->TakeEdit(id)).ok());
   }
 }
 
@@ -99,7 +124,7 @@ std::vector<Output> InProcessCluster::Run(std::vector<std::vector<SequenceSpec>>
   std::vector<Output> outputs;
   size_t next_group = 0, ended = 0;
   const auto submit = [&] {
-    auto ids = scheduler_.Submit(std::move(groups[next_group++]), now_);
+    auto ids = scheduler_->Submit(std::move(groups[next_group++]), now_);
     ASSERT_TRUE(ids.ok()) << ids.status();
     for (const SequenceId id : *ids) {
       place[id] = outputs.size();
@@ -119,7 +144,7 @@ std::vector<Output> InProcessCluster::Run(std::vector<std::vector<SequenceSpec>>
     const auto worker = std::ranges::find_if(workers_, [&](const Worker& w) { return w.sink.get() == mail.first; });
     if (worker == workers_.end()) continue;  // of a lost worker
     now_ += 1000;
-    const absl::Status applied = scheduler_.Apply(worker->id, mail.second, now_);
+    const absl::Status applied = scheduler_->Apply(worker->id, mail.second, now_);
     if (!applied.ok()) {
       ADD_FAILURE() << "the core refused a report: " << applied;
       return outputs;
@@ -127,13 +152,13 @@ std::vector<Output> InProcessCluster::Run(std::vector<std::vector<SequenceSpec>>
     ++num_reports;
     if (next_group < groups.size() && num_reports >= static_cast<int>(next_group) * reports_between) submit();
     if (on_report) on_report(num_reports);
-    for (SequenceEvent& event : scheduler_.TakeEvents()) {
+    for (SequenceEvent& event : scheduler_->TakeEvents()) {
       Output& output = outputs[place.at(event.sequence)];
       output.tokens.insert(output.tokens.end(), event.token_ids.begin(), event.token_ids.end());
       for (const auto& logprobs : event.logprobs) output.logprobs.push_back(logprobs.logprob());
       if (!event.finished) continue;
       output.status = event.status;
-      output.report = scheduler_.Report(event.sequence);
+      output.report = scheduler_->Report(event.sequence);
       ++ended;
     }
     PostEdits();

@@ -32,18 +32,23 @@ struct Output {
 class InProcessCluster {
  public:
   explicit InProcessCluster(const std::filesystem::path& model_dir, int lease_tokens_ahead = 64)
-      : model_dir_(model_dir), scheduler_(Options(lease_tokens_ahead)) {}
+      : model_dir_(model_dir),
+        options_(Options(lease_tokens_ahead)),
+        scheduler_(std::make_unique<Scheduler>(options_)) {}
 
   void AddWorker(const WorkerShape& shape);
   // As if its stream broke: its engine's slots are released, later reports are dropped.
   void LoseWorker(size_t index);
+
+  // Another core, with another key, takes the workers over with what they have kept. Nothing may be running.
+  void RestartRouter();
 
   // Submits spec groups one by one, the next after `reports_between` more reports, and plays until all have ended.
   // `on_report`, if given, is called with the number of reports so far.
   std::vector<Output> Run(std::vector<std::vector<SequenceSpec>> groups, int reports_between,
                           const std::function<void(int)>& on_report = nullptr);
 
-  Scheduler& scheduler() { return scheduler_; }
+  Scheduler& scheduler() { return *scheduler_; }
   WorkerId worker_id(size_t index) const { return workers_[index].id; }
 
  private:
@@ -56,14 +61,16 @@ class InProcessCluster {
   struct Worker {
     WorkerId id = 0;
     std::unique_ptr<Engine> engine;
-    std::shared_ptr<ReportSink> sink;  // null: lost
+    worker::v1::Ready ready;
+    std::shared_ptr<Sink> sink;  // null: lost
   };
 
   static SchedulerOptions Options(int lease_tokens_ahead);
   void PostEdits();
 
   std::filesystem::path model_dir_;
-  Scheduler scheduler_;
+  SchedulerOptions options_;
+  std::unique_ptr<Scheduler> scheduler_;
   Mailbox mailbox_;
   std::vector<Worker> workers_;  // after the mailbox: their threads write to it
   Time now_ = 0;

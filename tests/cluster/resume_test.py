@@ -105,14 +105,14 @@ class ResumeTest(unittest.TestCase):
             self.assertEqual(truths[-1].answer.resumed, 0)
         return truths
 
-    def run_through_a_kill(self, client, requests, kill):
+    def run_through(self, client, requests, fault, after=NUM_STREAMS * NUM_TOKENS // 4):
         watch = Watch()
         wholes = [Whole(client.generate(**request), watch) for request in requests]
         threads = [threading.Thread(target=whole.read) for whole in wholes]
         for thread in threads:
             thread.start()
-        watch.wait_for(sum(NUM_TOKENS * request.get("n", 1) for request in requests) // 4)
-        kill()
+        watch.wait_for(after)
+        fault()
         for thread in threads:
             thread.join()
         return wholes
@@ -152,7 +152,7 @@ class ResumeTest(unittest.TestCase):
             first.kill()
             started.append(self.fleet.start_router(second_address))
 
-        wholes = self.run_through_a_kill(client, requests, kill)
+        wholes = self.run_through(client, requests, kill)
         self.assert_exact(requests, truths, wholes)
         self.assertEqual(started[0].address, second_address)
         self.wait_until_idle(second_address)
@@ -169,7 +169,7 @@ class ResumeTest(unittest.TestCase):
             router.kill()
             self.fleet.start_router(address)
 
-        self.assert_exact(requests, truths, self.run_through_a_kill(client, requests, kill))
+        self.assert_exact(requests, truths, self.run_through(client, requests, kill))
         self.wait_until_idle(address)
 
     def test_the_check_notices_a_client_that_forgets_a_token(self):
@@ -191,9 +191,42 @@ class ResumeTest(unittest.TestCase):
             self.fleet.start_router(address)
 
         with mock.patch.object(millrace.Answer, "_resumed_request", forgetful):
-            wholes = self.run_through_a_kill(client, requests, kill)
+            wholes = self.run_through(client, requests, kill)
         with self.assertRaises(AssertionError):
             self.assert_exact(requests, truths, wholes)
+
+    def test_a_new_router_finds_what_the_old_one_left_cached_and_the_old_one_steps_back(self):
+        rng = random.Random(SEED + 3)
+        old = self.fleet.start_router()
+        new_address = free_address()
+        client = self.client(old.address, new_address)
+        prompts = [[rng.randrange(3, 600) for _ in range(100)] for _ in range(8)]
+
+        def ask(prompt, **options):
+            answer = client.generate(prompt, temperature=0, max_tokens=40, ignore_eos=True, timeout=TIMEOUT_S, **options)
+            answer.read()
+            return answer.token_ids[0], answer.finish[0].route
+
+        truths = [ask(prompt)[0] for prompt in prompts]
+        long = [{"prompt": prompts[i % 8], "temperature": 0.8, "seed": rng.randrange(1 << 64), "n": 2, "max_tokens": 400, "ignore_eos": True,
+                 "timeout": TIMEOUT_S} for i in range(NUM_STREAMS)]
+        undisturbed = self.truths_of(client, long)
+        started = []
+        # Beside the old one, as a standby that comes up does.
+        wholes = self.run_through(client, long, lambda: started.append(self.fleet.start_router(new_address)), after=1000)
+        self.assert_exact(long, undisturbed, wholes)
+        self.assertEqual(started[0].address, new_address)
+        hits = 0
+        for prompt, truth in zip(prompts, truths):
+            tokens, route = ask(prompt + truth)
+            self.assertEqual(route.predicted_cached_tokens, route.real_cached_tokens)
+            hits += route.real_cached_tokens
+            self.assertEqual(ask(prompt)[0], truth)
+            self.assertEqual(ask(prompt + truth, cache_salt="other")[0], tokens)
+        print(f"{hits} of {sum(map(len, prompts + truths))} tokens of conversations found after the takeover", flush=True)
+        self.assertGreater(hits, 0)
+        with self.assertRaises(millrace.Unavailable):
+            self.client(old.address, patience=0.2).generate([5], max_tokens=2).read()
 
     def test_says_what_went_wrong(self):
         router = self.fleet.start_router()

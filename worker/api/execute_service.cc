@@ -47,14 +47,13 @@ grpc::Status ExecuteService::Begin(std::shared_ptr<ExecuteStream> stream, uint64
     absl::MutexLock lock(&mutex_);
     if (shut_down_ || leaving_) return {grpc::StatusCode::UNAVAILABLE, "the worker shuts down"};
     if (epoch < highest_epoch_ || (epoch == highest_epoch_ && current_ != nullptr)) {
-      return {grpc::StatusCode::FAILED_PRECONDITION,
+      return {epoch < highest_epoch_ ? grpc::StatusCode::ABORTED : grpc::StatusCode::FAILED_PRECONDITION,
               absl::StrCat("hello.epoch is ", epoch, "; the limit is above ",
                            current_ == nullptr ? highest_epoch_ - 1 : highest_epoch_,
                            epoch == highest_epoch_ ? ", as that router is connected already" : "")};
     }
     highest_epoch_ = epoch;
     previous = std::exchange(current_, stream);
-    stream->SendReady(ready_);
     engine_.Attach(std::move(stream));
   }
   if (previous != nullptr) {

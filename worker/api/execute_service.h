@@ -33,10 +33,11 @@ class ExecuteService final : public worker::v1::WorkerService::CallbackService {
   void Shutdown();
 
   Engine& engine() const { return engine_; }
+  const worker::v1::Ready& ready() const { return ready_; }
 
-  // For streams. Begin: `stream` takes over with this epoch, is answered Ready and attached to the engine; the one
-  // before it ends with ABORTED. FAILED_PRECONDITION if a router of the same epoch is connected, or one of a higher
-  // epoch has ever been.
+  // For streams. Begin: `stream` takes over with this epoch and is attached to the engine, which lets it answer Ready;
+  // the one before it ends with ABORTED. ABORTED if a router of a higher epoch has ever been, FAILED_PRECONDITION if
+  // one of the same epoch is connected.
   grpc::Status Begin(std::shared_ptr<ExecuteStream> stream, uint64_t epoch);
   void Forget(const ExecuteStream* stream);
 

@@ -74,10 +74,17 @@ grpc::Status ExecuteStream::OnHello(const worker::v1::Hello& hello) {
   return status;
 }
 
-void ExecuteStream::SendReady(const worker::v1::Ready& ready) {
+void ExecuteStream::OnBegin(std::vector<worker::v1::CachedBlocks> cached) {
+  for (worker::v1::CachedBlocks& blocks : cached) {
+    worker::v1::WorkerMessage message;
+    message.mutable_cached()->Swap(&blocks);
+    Send(std::move(message));
+  }
   worker::v1::WorkerMessage message;
-  *message.mutable_ready() = ready;
+  *message.mutable_ready() = service_.ready();
   Send(std::move(message));
+  absl::MutexLock lock(&mutex_);
+  begun_ = true;
 }
 
 void ExecuteStream::OnReport(worker::v1::StepReport report) {
@@ -87,6 +94,10 @@ void ExecuteStream::OnReport(worker::v1::StepReport report) {
 }
 
 void ExecuteStream::SendGoodbye(uint32_t budget_ms) {
+  {
+    absl::MutexLock lock(&mutex_);
+    if (!begun_) return;
+  }
   worker::v1::WorkerMessage message;
   message.mutable_goodbye()->set_budget_ms(budget_ms);
   Send(std::move(message));
@@ -95,7 +106,7 @@ void ExecuteStream::SendGoodbye(uint32_t budget_ms) {
 // One that cannot be written now would not be heard either.
 void ExecuteStream::Pulse() {
   absl::MutexLock lock(&mutex_);
-  if (std::exchange(sent_since_pulse_, false) || ended_ || !Written()) return;
+  if (std::exchange(sent_since_pulse_, false) || !begun_ || ended_ || !Written()) return;
   worker::v1::WorkerMessage message;
   message.mutable_report()->set_step(last_step_);
   message.mutable_report()->set_applied_edit(last_applied_edit_);

@@ -9,6 +9,7 @@
 #include <deque>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
@@ -28,7 +29,6 @@ class ExecuteStream final : public grpc::ServerBidiReactor<worker::v1::RouterMes
   // Owned by the call until OnDone, and by the service and the engine while they may still speak to it.
   static ExecuteStream* Start(ExecuteService& service);
 
-  void SendReady(const worker::v1::Ready& ready);
   void SendGoodbye(uint32_t budget_ms);
   // Called at a steady pace: repeats what was last reported if nothing has been sent since the call before.
   void Pulse();
@@ -37,7 +37,8 @@ class ExecuteStream final : public grpc::ServerBidiReactor<worker::v1::RouterMes
   // Likewise, once everything that waits has been written.
   void EndAfterWrites();
 
-  // ReportSink
+  // ReportSink. OnBegin sends what the router is to know first, and Ready.
+  void OnBegin(std::vector<worker::v1::CachedBlocks> cached) override;
   void OnReport(worker::v1::StepReport report) override;
   void OnError(absl::Status status) override;
 
@@ -64,6 +65,7 @@ class ExecuteStream final : public grpc::ServerBidiReactor<worker::v1::RouterMes
   bool greeted_ = false;                 // likewise
 
   absl::Mutex mutex_;
+  bool begun_ ABSL_GUARDED_BY(mutex_) = false;  // Ready is on its way: reports and a goodbye may follow
   bool ended_ ABSL_GUARDED_BY(mutex_) = false;  // Finish has been called: nothing may be started after it
   bool ends_when_written_ ABSL_GUARDED_BY(mutex_) = false;
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;

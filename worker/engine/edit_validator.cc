@@ -17,6 +17,7 @@ using worker::v1::Edit;
 using worker::v1::Sampling;
 
 constexpr int kMaxLogProbs = 20;
+constexpr int kMaxSaltBytes = 128;
 
 absl::Status Range(absl::string_view field, int64_t value, int64_t min, int64_t max) {
   if (value >= min && value <= max) return absl::OkStatus();
@@ -120,6 +121,10 @@ absl::Status ValidateAdmit(const Admit& admit, const EngineLimits& limits) {
   if (auto s = RangeOfAll("block_table", admit.block_table(), limits.num_blocks); !s.ok()) return s;
   if (auto s = Range("stop_token_ids: their number", admit.stop_token_ids_size(), 0, kMaxStopTokens); !s.ok()) return s;
   if (auto s = RangeOfAll("stop_token_ids", admit.stop_token_ids(), limits.vocab_size); !s.ok()) return s;
+  if (auto s = Range("cache_salt: its bytes", static_cast<int64_t>(admit.cache_salt().size()), 0, kMaxSaltBytes);
+      !s.ok()) {
+    return s;
+  }
   if (admit.has_filling_slot()) {
     if (auto s = Range("filling_slot", admit.filling_slot(), 0, limits.num_slots - 1); !s.ok()) return s;
     if (admit.filling_slot() == admit.slot()) {

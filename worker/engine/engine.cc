@@ -17,6 +17,7 @@ Engine::Engine(std::unique_ptr<Model> model, const EngineOptions& options)
     : options_(options),
       model_(std::move(model)),
       table_(options.limits),
+      labels_(options.limits),
       flying_(static_cast<size_t>(model_->max_steps_in_flight())) {
   MILLRACE_CHECK(options.limits.max_rows >= options.limits.num_slots, "a step has room for every decoding slot",
                  options.limits.max_rows, options.limits.num_slots);
@@ -111,6 +112,7 @@ void Engine::BeginStream(const Mail& mail) {
   serving_stream_ = mail.stream;
   steps_ = applied_edit_ = reported_edit_ = 0;
   reported_stalls_.clear();
+  if (serving_ != nullptr) serving_->OnBegin(labels_.List());
 }
 
 absl::Status Engine::Apply(const Edit& edit) {
@@ -121,10 +123,12 @@ absl::Status Engine::Apply(const Edit& edit) {
   for (const uint32_t slot : edit.release()) table_.Release(static_cast<int32_t>(slot));
   for (const auto& admit : edit.admit()) {
     if (auto status = table_.Admit(admit); !status.ok()) return status;
+    labels_.Admitted(static_cast<int32_t>(admit.slot()), table_.at(static_cast<int32_t>(admit.slot())));
     if (table_.at(static_cast<int32_t>(admit.slot())).has_penalties()) ResetHistory(admit);
   }
   for (const auto& extend : edit.extend()) {
     if (auto status = table_.Extend(extend); !status.ok()) return status;
+    labels_.Extended(static_cast<int32_t>(extend.slot()), extend.block_table());
   }
   for (const auto& rank : edit.rank()) table_.SetRank(rank);
   applied_edit_ = edit.edit_id();
@@ -181,7 +185,13 @@ void Engine::Launch(StepPlan plan) {
 void Engine::TakeResults() {
   FlyingStep& step = flying_.front();
   model_->Await(output_);
+  LabelBlocks(step.plan);
   ApplyStep(step.plan, step.input, output_, table_, step.report);
+  for (const auto& row : step.report.rows()) {
+    if (row.finish_reason() != worker::v1::FINISH_REASON_NON_FINITE) continue;
+    labels_.Forget(
+        table_.at(static_cast<int32_t>(row.slot())));  // an empty slot keeps its table until it is taken again
+  }
   // The device works on one step at a time, so a step begins where the one before it ends.
   const auto end = std::chrono::steady_clock::now();
   const int64_t us =
@@ -193,6 +203,15 @@ void Engine::TakeResults() {
   Report(std::move(step.report));
   std::rotate(flying_.begin(), flying_.begin() + 1, flying_.begin() + static_cast<std::ptrdiff_t>(num_flying_));
   --num_flying_;
+}
+
+// Before the results are applied, since a slot that ends forgets its tokens. What a step computes is there to be read
+// once it has ended, and all tokens before that are known.
+void Engine::LabelBlocks(const StepPlan& plan) {
+  for (const StepPlan::Chunk& chunk : plan.chunks) {
+    const Slot& slot = table_.at(chunk.slot);
+    if (slot.active && slot.order == chunk.order) labels_.Computed(chunk.slot, slot, chunk.end);
+  }
 }
 
 // What a stream launched means nothing to the next.

@@ -18,6 +18,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "millrace/worker/v1/worker.pb.h"
+#include "worker/engine/block_labels.h"
 #include "worker/engine/engine_limits.h"
 #include "worker/engine/slot_table.h"
 #include "worker/engine/step_packer.h"
@@ -29,6 +30,8 @@ namespace millrace {
 class ReportSink {
  public:
   virtual ~ReportSink() = default;
+  // The stream has the engine: what the blocks hold from before. Reports follow.
+  virtual void OnBegin(std::vector<worker::v1::CachedBlocks> /*cached*/) {}
   virtual void OnReport(worker::v1::StepReport report) = 0;
   // The stream broke the contract: it is detached, its slots are released, nothing follows.
   virtual void OnError(absl::Status status) = 0;
@@ -82,6 +85,7 @@ class Engine {
   bool Step();
   void Launch(StepPlan plan);
   void TakeResults();
+  void LabelBlocks(const StepPlan& plan);
   void DropSteps();
   void ReportIfNews(const StepPlan& plan);
   void Report(worker::v1::StepReport report);
@@ -101,6 +105,7 @@ class Engine {
   // The engine thread's own.
   std::unique_ptr<Model> model_;
   SlotTable table_;
+  BlockLabels labels_;
   // Steps launched whose results are not taken yet, oldest first; the others are spare.
   struct FlyingStep {
     StepPlan plan;

@@ -69,6 +69,7 @@ absl::Status SlotTable::Admit(const worker::v1::Admit& admit) {
   if (admit.has_filling_slot() && at(static_cast<int32_t>(admit.filling_slot())).active) {
     slot.filling_slot = static_cast<int32_t>(admit.filling_slot());
   }
+  slot.cache_salt = admit.cache_salt();
   slot.min_length = static_cast<int32_t>(admit.min_length());
   slot.max_length = static_cast<int32_t>(admit.max_length());
   slot.stop_token_ids.assign(admit.stop_token_ids().begin(), admit.stop_token_ids().end());

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -26,8 +27,9 @@ struct Slot {
   int32_t num_computed_tokens = 0;   // whose k and v are in the cache once the steps launched have ended
   std::vector<int32_t> token_ids;    // of positions num_cached_tokens …; the last may be kPendingToken
   std::vector<int32_t> block_table;  // by position
-  int32_t filling_slot = -1;         // computes the cached tokens, which this slot waits for; -1: they are there
-  bool orphaned = false;             // what it waited for ended too early: it never proceeds, the router releases it
+  std::string cache_salt;
+  int32_t filling_slot = -1;  // computes the cached tokens, which this slot waits for; -1: they are there
+  bool orphaned = false;      // what it waited for ended too early: it never proceeds, the router releases it
   int32_t min_length = 0;
   int32_t max_length = 0;
   std::vector<int32_t> stop_token_ids;

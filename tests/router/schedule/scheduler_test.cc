@@ -472,6 +472,63 @@ TEST_F(SchedulerTest, APauseHasAnEnd) {
   EXPECT_EQ(scheduler_.counts().paused, 0);
 }
 
+worker::v1::CachedBlock Cached(uint32_t block, int parent, std::vector<int32_t> tokens, const char* salt = "") {
+  worker::v1::CachedBlock cached;
+  cached.set_block(block);
+  if (parent >= 0) cached.set_parent(static_cast<uint32_t>(parent));
+  cached.set_cache_salt(salt);
+  cached.mutable_token_ids()->Add(tokens.begin(), tokens.end());
+  return cached;
+}
+
+// Kept: 0 … 7 in blocks 9 and 3, 0 … 3 of tenant t in block 5; the last listed, deepest first, is the first to be
+// reused.
+TEST_F(SchedulerTest, FindsWhatAWorkerHasKeptFromAnEarlierRouter) {
+  worker::v1::CachedBlocks first, second;
+  *first.add_blocks() = Cached(9, -1, Count(0, 4));
+  *first.add_blocks() = Cached(3, 9, Count(4, 4));
+  *second.add_blocks() = Cached(5, -1, Count(0, 4), "t");
+  const absl::StatusOr<WorkerId> worker = scheduler_.AddWorker(Ready(), 1, {first, second});
+  ASSERT_TRUE(worker.ok()) << worker.status();
+  EXPECT_EQ(scheduler_.worker_counts(*worker).cached_blocks, 3u);
+  EXPECT_EQ(scheduler_.worker_counts(*worker).free_blocks, 13u);
+  const SequenceId id = Submit(Spec(Count(0, 9)));
+  SequenceSpec tenant = Spec(Count(0, 9));
+  tenant.cache_salt = "t";
+  Submit(tenant);
+  tenant.cache_salt = "u";
+  Submit(tenant);
+  const Edit edit = scheduler_.TakeEdit(*worker);
+  ASSERT_EQ(edit.admit_size(), 3);
+  EXPECT_EQ(edit.admit(0).num_cached_tokens(), 8u);
+  EXPECT_THAT(edit.admit(0).block_table(0), 9u);
+  EXPECT_THAT(edit.admit(0).block_table(1), 3u);
+  EXPECT_EQ(edit.admit(1).num_cached_tokens(), 4u);
+  EXPECT_EQ(edit.admit(1).cache_salt(), "t");
+  EXPECT_THAT(edit.admit(1).block_table(0), 5u);
+  EXPECT_EQ(edit.admit(2).num_cached_tokens(), 0u);
+  EXPECT_EQ(scheduler_.Report(id).predicted_cached_tokens, 8);
+  EXPECT_EQ(scheduler_.Report(id).cached_tokens, 8);
+}
+
+TEST_F(SchedulerTest, RefusesAWorkerWhoseCacheCannotBe) {
+  const auto refusal = [&](std::vector<worker::v1::CachedBlock> blocks) {
+    worker::v1::CachedBlocks cached;
+    for (const auto& block : blocks) *cached.add_blocks() = block;
+    return std::string(scheduler_.AddWorker(Ready(), 1, {cached}).status().message());
+  };
+  EXPECT_EQ(refusal({Cached(16, -1, Count(0, 4))}), "cached block 16: the limit is 15");
+  EXPECT_EQ(refusal({Cached(1, -1, Count(0, 3))}), "cached block 1: it holds 3 tokens; the limit is 4");
+  EXPECT_EQ(refusal({Cached(1, -1, Count(97, 4))}), "cached block 1: token 100 is not within 0 … 99");
+  EXPECT_EQ(refusal({Cached(1, 2, Count(0, 4))}), "cached block 1: its parent, 2, has not come before it");
+  EXPECT_EQ(refusal({Cached(1, 1, Count(0, 4))}), "cached block 1: its parent, 1, has not come before it");
+  EXPECT_THAT(refusal({Cached(1, -1, Count(0, 4)), Cached(1, -1, Count(4, 4))}), HasSubstr("it comes twice"));
+  EXPECT_THAT(refusal({Cached(1, -1, Count(0, 4)), Cached(2, 1, Count(4, 4), "t")}), HasSubstr("cache_salt has 1"));
+  const WorkerId worker = Join();
+  Submit(Spec(Count(0, 9)));
+  EXPECT_EQ(scheduler_.TakeEdit(worker).admit(0).num_cached_tokens(), 0u) << "nothing of the refused is left";
+}
+
 TEST_F(SchedulerTest, DeadlinesStopQueuedAndRunningSequences) {
   Join(Ready(16, /*slots=*/1));
   SequenceSpec running = Spec(Count(0, 6)), queued = Spec(Count(0, 6));

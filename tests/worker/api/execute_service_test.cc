@@ -57,14 +57,19 @@ class Client {
   worker::v1::Ready Greet(uint64_t epoch) {
     Hello(epoch);
     WorkerMessage message;
-    EXPECT_TRUE(stream_->Read(&message));
-    EXPECT_TRUE(message.has_ready());
+    EXPECT_TRUE(ReadsReady(&message));
     return message.ready();
+  }
+  // What the blocks hold comes first.
+  bool ReadsReady(WorkerMessage* message) {
+    while (stream_->Read(message) && message->has_cached()) cached_.push_back(message->cached());
+    return message->has_ready();
   }
   bool ReadsReady() {
     WorkerMessage message;
-    return stream_->Read(&message) && message.has_ready();
+    return ReadsReady(&message);
   }
+  const std::vector<worker::v1::CachedBlocks>& cached() const { return cached_; }
   // Reads reports up to one that fits.
   StepReport ReadUntil(const std::function<bool(const StepReport&)>& fits) {
     WorkerMessage message;
@@ -105,6 +110,7 @@ class Client {
   grpc::ClientContext context_;
   std::unique_ptr<grpc::ClientReaderWriter<RouterMessage, WorkerMessage>> stream_;
   std::vector<int32_t> tokens_;
+  std::vector<worker::v1::CachedBlocks> cached_;
 };
 
 class ExecuteServiceTest : public ::testing::Test {
@@ -156,18 +162,18 @@ TEST_F(ExecuteServiceTest, SendsHeartbeatsWhenIdleAndDuringALongStep) {
   client.ReadTokens();
 }
 
-// The other router's stream gets its heartbeats while the engine is still in a step of the first one's.
-TEST_F(ExecuteServiceTest, ANewRouterHearsTheWorkerDuringAStepOfTheOldOne) {
+// A new router first hears what the blocks hold, and that is known when the old one's step has ended: no heartbeat before.
+TEST_F(ExecuteServiceTest, ANewRouterHearsNothingBeforeReady) {
   Client older(worker_->address()), newer(worker_->address());
   older.Greet(1);
   model_->CloseGate();
   older.Send(MakeEdit(1, {MakeAdmit(0, Prompt(100), Blocks(0, 4), 110)}));
   older.ReadUntil([](const StepReport& report) { return report.applied_edit() == 1; });
-  newer.Greet(2);
-  const StepReport heartbeat = newer.ReadUntil([](const StepReport&) { return true; });
-  EXPECT_EQ(heartbeat.step(), 0u);
-  EXPECT_EQ(heartbeat.applied_edit(), 0u);
+  newer.Hello(2);
+  EXPECT_EQ(older.End().error_code(), grpc::StatusCode::ABORTED);
   model_->OpenGate();
+  WorkerMessage message;
+  EXPECT_TRUE(newer.ReadsReady(&message));
 }
 
 TEST_F(ExecuteServiceTest, LeavesOnceTheRouterHasEmptiedIt) {
@@ -209,6 +215,24 @@ TEST_F(ExecuteServiceTest, AHigherEpochFencesOffTheOlderOne) {
   EXPECT_EQ(newer.ReadTokens(), FakeModel::Generate(Prompt(50), 5));
 }
 
+TEST_F(ExecuteServiceTest, TellsTheNextRouterWhatItsBlocksHold) {
+  {
+    Client client(worker_->address());
+    client.Greet(1);
+    EXPECT_TRUE(client.cached().empty());
+    client.Send(MakeEdit(1, {MakeAdmit(0, Prompt(2 * kBlockTokens + 3), {4, 6, 5}, 2 * kBlockTokens + 5)}));
+    client.ReadTokens();
+  }
+  Client next(worker_->address());
+  next.Greet(2);
+  ASSERT_EQ(next.cached().size(), 1u);
+  ASSERT_EQ(next.cached()[0].blocks_size(), 2);
+  EXPECT_EQ(next.cached()[0].blocks(0).block(), 4u);
+  EXPECT_EQ(next.cached()[0].blocks(1).block(), 6u);
+  EXPECT_EQ(next.cached()[0].blocks(1).parent(), 4u);
+  EXPECT_EQ(next.cached()[0].blocks(1).token_ids(0), Prompt(2 * kBlockTokens)[kBlockTokens]);
+}
+
 TEST_F(ExecuteServiceTest, RefusesTheSameAndALowerEpoch) {
   Client current(worker_->address());
   current.Greet(5);
@@ -216,7 +240,7 @@ TEST_F(ExecuteServiceTest, RefusesTheSameAndALowerEpoch) {
     Client other(worker_->address());
     other.Hello(epoch);
     const grpc::Status status = other.End();
-    EXPECT_EQ(status.error_code(), grpc::StatusCode::FAILED_PRECONDITION);
+    EXPECT_EQ(status.error_code(), epoch == 5 ? grpc::StatusCode::FAILED_PRECONDITION : grpc::StatusCode::ABORTED);
     EXPECT_THAT(status.error_message(),
                 HasSubstr("hello.epoch is " + std::to_string(epoch) + "; the limit is above 5"));
   }
@@ -234,7 +258,7 @@ TEST_F(ExecuteServiceTest, ARouterComesBackWithItsEpochButNotWithAnOlderOne) {
   {
     Client older(worker_->address());
     older.Hello(4);
-    EXPECT_EQ(older.End().error_code(), grpc::StatusCode::FAILED_PRECONDITION);
+    EXPECT_EQ(older.End().error_code(), grpc::StatusCode::ABORTED);
   }
   Client client(worker_->address());
   client.Greet(5);
