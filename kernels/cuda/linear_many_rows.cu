@@ -19,140 +19,225 @@ namespace {
 // -------------------------------------------------------------------------------------------------------------
 
 constexpr int kWarpgroup = 128;
+
+// The copy engine reads the map itself from memory at first use: earlier than the inputs are ready.
+__device__ __forceinline__ void PrefetchMap(const CUtensorMap* map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+__device__ __forceinline__ uint32_t AddressIn(uint32_t block, uint32_t address) {
+  uint32_t remote;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(block));
+  return remote;
+}
+// To another block of the cluster; the bytes count at its barrier.
+__device__ __forceinline__ void Send(uint32_t remote, uint32_t remote_barrier, const float* four) {
+  asm volatile(
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%2, %3, %4, %5}, [%1];" ::"r"(remote),
+      "r"(remote_barrier), "f"(four[0]), "f"(four[1]), "f"(four[2]), "f"(four[3])
+      : "memory");
+}
+// Four 8 x 8 matrices of bf16, each transposed on its way: lane 8 i + r names the place of row r of matrix i.
+__device__ __forceinline__ void StoreTransposed(uint32_t address, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(a), "r"(b),
+               "r"(c), "r"(d)
+               : "memory");
+}
+// The map's box from shared memory; what lies beyond the matrix is left out.
+__device__ __forceinline__ void StoreBox(const CUtensorMap* map, int column, int row, uint32_t from) {
+  asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%1, %2}], [%3];" ::"l"(map), "r"(column),
+               "r"(row), "r"(from)
+               : "memory");
+}
+__device__ __forceinline__ void CommitStores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+// Until what this thread stores is read.
+__device__ __forceinline__ void AwaitStores() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+// Makes this thread's writes to shared memory known to the copy engine.
+__device__ __forceinline__ void FenceStores() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+constexpr int kWarpgroupStaging = 8192;  // outputs on their way out: boxes of 128 bytes by rows of x
 constexpr uint32_t kTokenTilesAtOnce = 16;  // that pass over a column of weights together, in the second-level cache
 
-// A block's tile is 64 outputs for each of `groups` warpgroups by `tokens` rows of x. A cluster is `split` segments of
-// K (1: a block walks all of them) by `share` tiles of outputs that bring x together.
-template <int tokens, int groups, int split, int share, int per_sm, int kib>
+// A block's tile is 64 outputs for each of `groups` warpgroups by `tokens` rows of x. A cluster is `split` parts of K (1:
+// a block walks all four segments) by `share` tiles of outputs, which bring x together, by `token_share` tiles of x,
+// which bring weights together.
+template <int tokens, int groups, int split, int share, int token_share, int per_sm, int kib>
 struct Shape {
-  static constexpr int kTokens = tokens, kSplit = split, kShare = share, kPerSm = per_sm;
-  static constexpr int kOutputs = 64 * groups, kCluster = split * share;
+  static constexpr int kTokens = tokens, kSplit = split, kShare = share, kTokenShare = token_share, kPerSm = per_sm;
+  static constexpr int kOutputs = 64 * groups, kPeers = share * token_share, kCluster = split * kPeers;
+  static constexpr int kHere = kSegments / split;  // segments that a block walks
   static constexpr int kConsumers = groups * kWarpgroup;
   // Sums and totals need more registers than an equal share: a whole warpgroup brings, and gives its own away.
-  static constexpr bool kReshared = split == 1 && tokens >= 128;
+  static constexpr bool kReshared = split < kSegments && tokens >= 128 && groups == 2;
+  static_assert(!kReshared || per_sm == 1);
   static constexpr int kThreads = kConsumers + (kReshared ? kWarpgroup : kWarp);
-  static constexpr int kTokensAtOnce = std::min(tokens, 32);  // that a warpgroup stages at once on their way out
   static constexpr int kWeightBytes = kOutputs * kTileBytes, kStageBytes = kWeightBytes + tokens * kTileBytes;
-  static constexpr int kPitch = 64 + 4;  // floats: a warp's stores meet 32 banks
-  static constexpr int kStagingBytes = split == 1 ? groups * kTokensAtOnce * kPitch * 4 : 0;
-  static constexpr int kOtherBytes = 1024 + kStagingBytes + 16 * 16;  // to align the ring; the barriers
+  static constexpr int kStagingBytes = split == 1 ? groups * kWarpgroupStaging : 0;
+  static constexpr int kOtherBytes = 1024 + kStagingBytes + 34 * 8;  // to align the ring; the barriers
   static constexpr int kMostStages = std::min((kib * 1024 - kOtherBytes) / kStageBytes, 16);
-  static constexpr int kPartialBytes = split == 1 ? 0 : tokens * kOutputs * 4;  // a quarter of each segment's sums
+  // What the blocks of a split send one another: two of them the first one's sum of two segments and the other's two
+  // sums, four of them a sum each; a block adds its part of the tile's rows.
+  static constexpr int kPieces = split == 2 ? 3 : split;
+  static constexpr int kMine = tokens / 8 / split;  // eight rows each
+  static constexpr int kPieceBytes = kMine * kConsumers * 16, kPartialBytes = split == 1 ? 0 : kPieces * kPieceBytes;
   static constexpr int kFewestStages = (kPartialBytes + kStageBytes - 1) / kStageBytes;
-  static_assert(kFewestStages <= kMostStages);
+  static_assert(split == 1 || split == 2 || split == kSegments);
+  static_assert(kFewestStages <= kMostStages && kMostStages >= 2);
 };
 
 struct Plan {
   int stages;
-  bool read_once;        // the weights
-  uint32_t token_tiles;  // of x
-  uint32_t units;        // a cluster's tiles: token_tiles for each group of outputs
+  int exchange;           // where in shared memory the segments' sums meet; 0: in the ring
+  bool read_once;         // the weights
+  bool in_boxes;          // rows of y start at multiples of 16 bytes
+  uint32_t token_groups;  // of x
+  uint32_t units;         // a cluster's tiles: token_groups for each group of outputs
 };
 
 // The tiles that a cluster owns together.
 struct Unit {
-  int first_token, output_group;
+  int token_group, output_group;
   __device__ Unit(uint32_t unit, const Plan& plan) {
-    if (plan.token_tiles == 1) {
-      first_token = 0;
+    if (plan.token_groups == 1) {
+      token_group = 0;
       output_group = static_cast<int>(unit);
       return;
     }
-    const uint32_t in_group = kTokenTilesAtOnce * (plan.units / plan.token_tiles);
+    const uint32_t in_group = kTokenTilesAtOnce * (plan.units / plan.token_groups);
     const uint32_t group = unit / in_group, in = unit % in_group;
-    const uint32_t width = min(kTokenTilesAtOnce, plan.token_tiles - group * kTokenTilesAtOnce);
-    first_token = static_cast<int>(group * kTokenTilesAtOnce + in % width);
+    const uint32_t width = min(kTokenTilesAtOnce, plan.token_groups - group * kTokenTilesAtOnce);
+    token_group = static_cast<int>(group * kTokenTilesAtOnce + in % width);
     output_group = static_cast<int>(in / width);
   }
 };
 
-template <class Y>
-__device__ __forceinline__ void StoreFour(const LinearArgs& args, int64_t row, int64_t n, float4 v) {
-  if (n >= args.n) return;
-  Y* const y = static_cast<Y*>(args.y) + row * args.n + n;
-  const float values[4] = {v.x, v.y, v.z, v.w};
-  if ((reinterpret_cast<uintptr_t>(args.y) | static_cast<uintptr_t>(args.n) * sizeof(Y)) % (4 * sizeof(Y)) == 0) {
-    if (args.bias != nullptr) {
-      v.x += args.bias[n], v.y += args.bias[n + 1], v.z += args.bias[n + 2], v.w += args.bias[n + 3];
-    }
-    StoreOutputs(y, v);
-    return;
-  }
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    if (n + i < args.n) StoreOutput(y + i, args.bias != nullptr ? values[i] + args.bias[n + i] : values[i]);
-  }
+// What to add to an output. Nothing is minus zero, which leaves every number as it is.
+__device__ __forceinline__ float BiasAt(const LinearArgs& args, int64_t n) {
+  return args.bias != nullptr && n < args.n ? args.bias[n] : -0.0f;
 }
 
-// One tile's way out, 32 rows of x at a time through this warpgroup's staging, so that the rows of y are written in
-// whole lines.
+// One tile's way out: a warpgroup lays some rows of x at a time out in its staging, as boxes in the 128-byte swizzle,
+// and one thread has them stored.
 template <class S, class Y>
-__device__ __forceinline__ void StoreTile(const LinearArgs& args, const float (&total)[S::kTokens / 2], float* staging,
-                                          int group, int64_t first_token, int64_t first_output) {
-  const int thread = static_cast<int>(threadIdx.x) % kWarpgroup, lane = thread % kWarp;
-  const int output = thread / kWarp * 16 + lane / 4, token = lane % 4 * 2;
+__device__ __forceinline__ void StoreTile(const LinearArgs& args, const CUtensorMap* y_map, bool in_boxes,
+                                          const float (&total)[S::kTokens / 2], uint32_t staging, int group,
+                                          int first_token, int first_output) {
+  constexpr int kBox = kTileBytes / static_cast<int>(sizeof(Y));  // outputs
+  constexpr int kRows = std::min(S::kTokens, kWarpgroupStaging / 64 / static_cast<int>(sizeof(Y)));
+  const int thread = static_cast<int>(threadIdx.x) % kWarpgroup, warp = thread / kWarp, lane = thread % kWarp;
+  const float bias[2] = {BiasAt(args, first_output + warp * 16 + lane / 4),
+                         BiasAt(args, first_output + warp * 16 + lane / 4 + 8)};
 #pragma unroll
-  for (int chunk = 0; chunk < S::kTokens; chunk += S::kTokensAtOnce) {
+  for (int chunk = 0; chunk < S::kTokens; chunk += kRows) {
     if (first_token + chunk >= args.m) break;
+    if (thread == 0) AwaitStores();
     SyncWarpgroup(1 + group);
 #pragma unroll
-    for (int j = 0; j < S::kTokensAtOnce / 8; ++j) {
+    for (int j = 0; j < kRows / 8; j += sizeof(Y) == 2 ? 2 : 1) {
       const float* const c = total + (chunk / 8 + j) * 4;
-      float* const to = staging + (j * 8 + token) * S::kPitch + output;
-      to[0] = c[0];
-      to[S::kPitch] = c[1];
-      to[8] = c[2];
-      to[S::kPitch + 8] = c[3];
-    }
-    SyncWarpgroup(1 + group);
+      if constexpr (sizeof(Y) == 2) {
+        const uint32_t at = Swizzled(staging, lane / 16 * 8 + lane % 8, warp * 2 + lane / 8 % 2);
+        StoreTransposed(at + static_cast<uint32_t>(j * 8 * kTileBytes), PackPair(c[0] + bias[0], c[1] + bias[0]),
+                        PackPair(c[2] + bias[1], c[3] + bias[1]), PackPair(c[4] + bias[0], c[5] + bias[0]),
+                        PackPair(c[6] + bias[1], c[7] + bias[1]));
+      } else {
 #pragma unroll
-    for (int i = thread; i < S::kTokensAtOnce * 16; i += kWarpgroup) {
-      const int64_t row = first_token + chunk + i / 16;
-      const float4 v = *reinterpret_cast<const float4*>(staging + i / 16 * S::kPitch + i % 16 * 4);
-      if (row < args.m) StoreFour<Y>(args, row, first_output + i % 16 * 4, v);
+        for (int i = 0; i < 4; ++i) {
+          const int output = warp * 16 + lane / 4 + i / 2 * 8, row = lane % 4 * 2 + i % 2;
+          const uint32_t at = Swizzled(staging + static_cast<uint32_t>(output / kBox * kRows * kTileBytes), row,
+                                       output % kBox / 4) +
+                              static_cast<uint32_t>(output % 4 * 4 + j * 8 * kTileBytes);
+          asm volatile("st.shared.f32 [%0], %1;" ::"r"(at), "f"(c[i] + bias[i / 2]) : "memory");
+        }
+      }
+    }
+    FenceStores();
+    SyncWarpgroup(1 + group);
+    if (in_boxes) {
+      if (thread == 0) {
+#pragma unroll
+        for (int box = 0; box < 64 / kBox; ++box) {
+          StoreBox(y_map, first_output + box * kBox, first_token + chunk,
+                   staging + static_cast<uint32_t>(box * kRows * kTileBytes));
+        }
+        CommitStores();
+      }
+    } else {
+#pragma unroll 1
+      for (int i = thread; i < kRows * 64; i += kWarpgroup) {
+        const int row = i / 64, output = i % 64;
+        const uint32_t at = Swizzled(staging + static_cast<uint32_t>(output / kBox * kRows * kTileBytes), row,
+                                     output % kBox * static_cast<int>(sizeof(Y)) / 16) +
+                            static_cast<uint32_t>(output * static_cast<int>(sizeof(Y)) % 16);
+        if (first_token + chunk + row >= args.m || first_output + output >= args.n) continue;
+        static_cast<Y*>(args.y)[(first_token + chunk + row) * args.n + first_output + output] =
+            *static_cast<const Y*>(__cvta_shared_to_generic(at));
+      }
     }
   }
 }
 
-// The sums of the segments, one in each block of the cluster, are added in order: block o adds those of every fourth
-// eight rows of x, o first. `here` is in every block where the ring was.
-template <class S, class Y>
-__device__ __forceinline__ void AddSegments(const LinearArgs& args, const float (&sum)[S::kTokens / 2], uint32_t ring,
-                                            const uint8_t* here, uint32_t rank, int64_t first_token,
-                                            int64_t first_output) {
-  constexpr int kMine = S::kTokens / 8 / S::kSplit;
-  const int thread = static_cast<int>(threadIdx.x), lane = thread % kWarp;
-  const int segment = static_cast<int>(rank % S::kSplit), first = static_cast<int>(rank) - segment;
-  const auto place = [thread](int s, int i) { return ((s * kMine + i) * S::kConsumers + thread) * 16; };
-  ArriveClusterRelaxed();
-  WaitCluster();  // no one still multiplies from a ring
+// Where 16 bytes of a piece lie in a warpgroup's 128: what a wgmma thread holds of eight rows. Permuted so that
+// neighbouring outputs of one row, each with another thread, lie in different banks.
+__device__ __forceinline__ int PlaceInPiece(int warp, int eighth, int pair) {
+  return warp * kWarp + ((eighth * 4 + pair) ^ (warp * 2 + eighth / 4));
+}
+
+// Sends the tile's sums to the blocks of the split that add them: eight rows of x in turn to each.
+template <class S>
+__device__ __forceinline__ void SendPiece(const float (&sum)[S::kTokens / 2], uint32_t piece, uint32_t exchange,
+                                          uint32_t first_block, uint32_t summed) {
+  const int thread = static_cast<int>(threadIdx.x) % kWarpgroup, lane = thread % kWarp;
+  const int place = static_cast<int>(threadIdx.x) / kWarpgroup * kWarpgroup +
+                    PlaceInPiece(thread / kWarp, lane / 4, lane % 4);
 #pragma unroll
-  for (int j = 0; j < S::kTokens / 8; ++j) {
-    StoreAt(static_cast<uint32_t>(first + j % S::kSplit), ring + static_cast<uint32_t>(place(segment, j / S::kSplit)),
-            sum[4 * j], sum[4 * j + 1], sum[4 * j + 2], sum[4 * j + 3]);
-  }
-  ArriveCluster();
-  WaitCluster();
-  const int segments = static_cast<int>(DivideUp(TilesOf(args.k), TilesPerSegment(args.k)));
+  for (int block = 0; block < S::kSplit; ++block) {
+    const uint32_t to = AddressIn(first_block + static_cast<uint32_t>(block),
+                                  exchange + piece * S::kPieceBytes + static_cast<uint32_t>(place * 16));
+    const uint32_t counts = AddressIn(first_block + static_cast<uint32_t>(block), summed);
 #pragma unroll
-  for (int i = 0; i < kMine; ++i) {
-    float4 v = *reinterpret_cast<const float4*>(here + place(0, i));
-#pragma unroll
-    for (int s = 1; s < S::kSplit; ++s) {
-      const float4 part = *reinterpret_cast<const float4*>(here + place(s, i));
-      if (s < segments) v.x += part.x, v.y += part.y, v.z += part.z, v.w += part.w;
+    for (int i = 0; i < S::kMine; ++i) {
+      Send(to + static_cast<uint32_t>(i * S::kConsumers * 16), counts, sum + 4 * (i * S::kSplit + block));
     }
-    const int64_t row = first_token + (i * S::kSplit + segment) * 8 + lane % 4 * 2;
-    const int64_t n = first_output + thread / kWarp * 16 + lane / 4;
-    const float values[2][2] = {{v.x, v.y}, {v.z, v.w}};
+  }
+}
+
+// Adds the pieces of this block's rows in the order of K. `here` is the exchange.
+template <class S, class Y>
+__device__ __forceinline__ void AddPieces(const LinearArgs& args, const uint8_t* here, int part, int first_token,
+                                          int first_output) {
+  const int thread = static_cast<int>(threadIdx.x), row = thread / (S::kOutputs / 4), four = thread % (S::kOutputs / 4);
+  const int segments = static_cast<int>(DivideUp(TilesOf(args.k), TilesPerSegment(args.k)));
+  const int n = first_output + four * 4;
+  const bool in_fours = args.n % 4 == 0 && reinterpret_cast<uintptr_t>(args.y) % (4 * sizeof(Y)) == 0;
+  const float bias[4] = {BiasAt(args, n), BiasAt(args, n + 1), BiasAt(args, n + 2), BiasAt(args, n + 3)};
+  const uint8_t* from[4];
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
+  for (int e = 0; e < 4; ++e) {
+    const int place = four / 16 * kWarpgroup + PlaceInPiece(four / 4 % 4, four % 2 * 4 + e, row / 2);
+    from[e] = here + place * 16 + (four / 2 % 2 * 2 + row % 2) * 4;
+  }
 #pragma unroll
-      for (int t = 0; t < 2; ++t) {
-        if (row + t >= args.m || n + 8 * half >= args.n) continue;
-        const float value = values[half][t];
-        StoreOutput(static_cast<Y*>(args.y) + (row + t) * args.n + n + 8 * half,
-                    args.bias != nullptr ? value + args.bias[n + 8 * half] : value);
+  for (int i = 0; i < S::kMine; ++i) {
+    const int token = first_token + (i * S::kSplit + part) * 8 + row;
+    if (token >= args.m) break;
+    float v[4];
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      v[e] = *reinterpret_cast<const float*>(from[e] + i * S::kConsumers * 16);
+#pragma unroll
+      for (int p = 1; p < S::kPieces; ++p) {
+        const float piece = *reinterpret_cast<const float*>(from[e] + i * S::kConsumers * 16 + p * S::kPieceBytes);
+        if (p + kSegments - S::kPieces < segments) v[e] += piece;
+      }
+      v[e] += bias[e];
+    }
+    Y* const y = static_cast<Y*>(args.y) + token * args.n + n;
+    if (in_fours) {
+      if (n < args.n) StoreOutputs(y, make_float4(v[0], v[1], v[2], v[3]));
+    } else {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        if (n + e < args.n) StoreOutput(y + e, v[e]);
       }
     }
   }
@@ -161,54 +246,78 @@ __device__ __forceinline__ void AddSegments(const LinearArgs& args, const float 
 template <class S, class Y>
 __global__ void __cluster_dims__(S::kCluster, 1, 1) __launch_bounds__(S::kThreads, S::kPerSm)
     ManyRowsKernel(const __grid_constant__ CUtensorMap w_map, const __grid_constant__ CUtensorMap x_map,
-                   LinearArgs args, Plan plan) {
+                   const __grid_constant__ CUtensorMap y_map, LinearArgs args, Plan plan) {
   extern __shared__ uint8_t shared[];
   const uint32_t ring = (SharedAddress(shared) + 1023u) & ~1023u;
-  const uint32_t after_ring = static_cast<uint32_t>(plan.stages * S::kStageBytes);
-  const uint32_t full = ring + after_ring + S::kStagingBytes, empty = full + static_cast<uint32_t>(plan.stages * 8);
+  const uint32_t staging = ring + static_cast<uint32_t>(plan.stages * S::kStageBytes);
+  const uint32_t exchange = plan.exchange == 0 ? ring : staging;
+  const uint32_t full = staging + static_cast<uint32_t>(S::kStagingBytes + plan.exchange);
+  const uint32_t empty = full + static_cast<uint32_t>(plan.stages * 8);
+  const uint32_t drained = empty + static_cast<uint32_t>(plan.stages * 8), summed = drained + 8;
   const uint32_t rank = S::kCluster == 1 ? 0 : RankInCluster();
-  const uint32_t segment = rank % S::kSplit, peer = rank / S::kSplit;
+  const uint32_t part = rank % S::kSplit, peer = rank / S::kSplit % S::kShare,
+                 token_peer = rank / (S::kSplit * S::kShare);
+  const auto block_of = [part](uint32_t p, uint32_t t) { return part + (t * S::kShare + p) * S::kSplit; };
   const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = static_cast<int>(threadIdx.x) % kWarp;
-  const int64_t per_segment = TilesPerSegment(args.k);
-  const int64_t first_tile = segment * per_segment;
-  const int64_t end_tile = S::kSplit == 1 ? TilesOf(args.k) : min(first_tile + per_segment, TilesOf(args.k));
+  const int per_segment = static_cast<int>(TilesPerSegment(args.k)), tiles = static_cast<int>(TilesOf(args.k));
+  const int first_tile = static_cast<int>(part) * S::kHere * per_segment;
+  const int end_tile = S::kSplit == 1 ? tiles : min(first_tile + S::kHere * per_segment, tiles);
   const uint32_t first_unit = blockIdx.x / S::kCluster, clusters = gridDim.x / S::kCluster;
   const bool brings = warp == S::kConsumers / kWarp && lane == 0;
 
   const uint64_t w_policy = CachePolicy(plan.read_once), x_policy = CachePolicy(false);
-  uint16_t sharers = 0;
+  uint16_t x_sharers = 0, w_sharers = 0;
 #pragma unroll
-  for (int p = 0; p < S::kShare; ++p) sharers |= static_cast<uint16_t>(1u << (segment + p * S::kSplit));
-  const auto bring_weights = [&](int stage, int64_t tile, const Unit& unit) {
+  for (int p = 0; p < S::kShare; ++p) x_sharers |= static_cast<uint16_t>(1u << block_of(p, token_peer));
+#pragma unroll
+  for (int t = 0; t < S::kTokenShare; ++t) w_sharers |= static_cast<uint16_t>(1u << block_of(peer, t));
+  const auto bring_weights = [&](int stage, int tile, const Unit& unit) {
+    constexpr int kPart = S::kOutputs / S::kTokenShare;
     const uint32_t barrier = full + static_cast<uint32_t>(stage * 8);
+    const uint32_t to = ring + static_cast<uint32_t>(stage * S::kStageBytes);
+    const int column = tile * kTileK;
+    const int row = (unit.output_group * S::kShare + static_cast<int>(peer)) * S::kOutputs;
     ArriveExpecting(barrier, S::kStageBytes);
-    CopyBox(ring + static_cast<uint32_t>(stage * S::kStageBytes), &w_map, static_cast<int>(tile) * kTileK,
-            (unit.output_group * S::kShare + static_cast<int>(peer)) * S::kOutputs, barrier, w_policy);
+    if constexpr (S::kTokenShare == 1) {
+      CopyBox(to, &w_map, column, row, barrier, w_policy);
+    } else {
+      CopyBoxToAll(to + token_peer * kPart * kTileBytes, &w_map, column, row + static_cast<int>(token_peer) * kPart,
+                   barrier, w_sharers, w_policy);
+    }
   };
-  const auto bring_x = [&](int stage, int64_t tile, const Unit& unit) {
+  const auto bring_x = [&](int stage, int tile, const Unit& unit) {
     constexpr int kPart = S::kTokens / S::kShare;
     const uint32_t barrier = full + static_cast<uint32_t>(stage * 8);
     const uint32_t to = ring + static_cast<uint32_t>(stage * S::kStageBytes + S::kWeightBytes);
-    const int column = static_cast<int>(tile) * kTileK, row = unit.first_token * S::kTokens;
+    const int column = tile * kTileK;
+    const int row = (unit.token_group * S::kTokenShare + static_cast<int>(token_peer)) * S::kTokens;
     if constexpr (S::kShare == 1) {
       CopyBox(to, &x_map, column, row, barrier, x_policy);
     } else {
       CopyBoxToAll(to + peer * kPart * kTileBytes, &x_map, column, row + static_cast<int>(peer) * kPart, barrier,
-                   sharers, x_policy);
+                   x_sharers, x_policy);
     }
   };
 
   int prefetched = 0;
-  if (brings) {
-    for (int i = 0; i < plan.stages; ++i) {
-      InitBarrier(full + static_cast<uint32_t>(i * 8), 1);
-      InitBarrier(empty + static_cast<uint32_t>(i * 8), S::kShare * S::kConsumers / kWarp);
-    }
-    PublishBarriers();
+  const auto prefetch = [&] {
     const Unit unit(first_unit, plan);
     for (; prefetched < plan.stages && first_tile + prefetched < end_tile; ++prefetched) {
       bring_weights(prefetched, first_tile + prefetched, unit);
     }
+  };
+  if (brings) {
+    PrefetchMap(&w_map);
+    PrefetchMap(&x_map);
+    for (int i = 0; i < plan.stages; ++i) {
+      InitBarrier(full + static_cast<uint32_t>(i * 8), 1);
+      InitBarrier(empty + static_cast<uint32_t>(i * 8), (S::kShare + S::kTokenShare - 1) * S::kConsumers / kWarp);
+    }
+    InitBarrier(drained, S::kSplit * S::kConsumers / kWarp);
+    InitBarrier(summed, 1);
+    PublishBarriers();
+    if constexpr (S::kSplit > 1) ArriveExpecting(summed, S::kPartialBytes);
+    if constexpr (S::kTokenShare == 1) prefetch();
   }
   __syncwarp();
   if constexpr (S::kCluster > 1) {
@@ -216,6 +325,9 @@ __global__ void __cluster_dims__(S::kCluster, 1, 1) __launch_bounds__(S::kThread
     WaitCluster();
   } else {
     __syncthreads();
+  }
+  if constexpr (S::kTokenShare > 1) {  // what other blocks receive needs their barriers
+    if (brings) prefetch();
   }
   AwaitInputs();
 
@@ -231,7 +343,7 @@ __global__ void __cluster_dims__(S::kCluster, 1, 1) __launch_bounds__(S::kThread
     if constexpr (S::kReshared) asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
     for (uint32_t at = first_unit; brings && at < plan.units; at += clusters) {
       const Unit unit(at, plan);
-      for (int64_t tile = first_tile; tile < end_tile; ++tile, advance()) {
+      for (int tile = first_tile; tile < end_tile; ++tile, advance()) {
         if (prefetched > 0) {
           --prefetched;
         } else {
@@ -241,36 +353,37 @@ __global__ void __cluster_dims__(S::kCluster, 1, 1) __launch_bounds__(S::kThread
         bring_x(stage, tile, unit);
       }
     }
-    if constexpr (S::kSplit > 1) {  // with AddSegments
-      __syncwarp();
-      ArriveClusterRelaxed();
-      WaitCluster();
-      ArriveClusterRelaxed();
-      WaitCluster();
-    }
   } else {
     if constexpr (S::kReshared) asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
     const int group = warp / 4;
+    // Only stages that will be filled again are given back: no one arrives at a block that may have ended.
+    int refills = static_cast<int>((plan.units - first_unit + clusters - 1) / clusters) * max(end_tile - first_tile, 0) -
+                  plan.stages;
     const auto release = [&](int s) {
+      if (--refills < 0) return;
       const uint32_t barrier = empty + static_cast<uint32_t>(s * 8);
-      if constexpr (S::kShare == 1) {
+      if constexpr (S::kPeers == 1) {
         if (lane == 0) Arrive(barrier);
       } else {
-        if (lane < S::kShare) ArriveAt(barrier, segment + static_cast<uint32_t>(lane * S::kSplit));
+        if (lane < S::kShare) ArriveAt(barrier, block_of(static_cast<uint32_t>(lane), token_peer));
+        const int other = lane - S::kShare;
+        if (other >= 0 && other < S::kTokenShare && other != static_cast<int>(token_peer)) {
+          ArriveAt(barrier, block_of(peer, static_cast<uint32_t>(other)));
+        }
       }
     };
     float sum[S::kTokens / 2];
     for (uint32_t at = first_unit; at < plan.units; at += clusters) {
       const Unit unit(at, plan);
-      const int64_t first_token = int64_t{unit.first_token} * S::kTokens;
-      const int64_t first_output = (int64_t{unit.output_group} * S::kShare + peer) * S::kOutputs;
-      float total[S::kSplit == 1 ? S::kTokens / 2 : 1];
+      const int first_token = (unit.token_group * S::kTokenShare + static_cast<int>(token_peer)) * S::kTokens;
+      const int first_output = (unit.output_group * S::kShare + static_cast<int>(peer)) * S::kOutputs;
+      float total[S::kHere > 1 ? S::kTokens / 2 : 1] = {};
 #pragma unroll
       for (int i = 0; i < S::kTokens / 2; ++i) sum[i] = 0;
-      for (int64_t begin = first_tile; begin < end_tile; begin += per_segment) {
-        const int64_t end = min(begin + per_segment, end_tile);
+      for (int begin = first_tile; begin < end_tile; begin += per_segment) {
+        const int end = min(begin + per_segment, end_tile);
         int before = 0;
-        for (int64_t tile = begin; tile < end; ++tile) {
+        for (int tile = begin; tile < end; ++tile) {
           WaitBarrier(full + static_cast<uint32_t>(stage * 8), phase);
           const uint32_t a = ring + static_cast<uint32_t>(stage * S::kStageBytes + group * 64 * kTileBytes);
           const uint32_t b = ring + static_cast<uint32_t>(stage * S::kStageBytes + S::kWeightBytes);
@@ -289,32 +402,49 @@ __global__ void __cluster_dims__(S::kCluster, 1, 1) __launch_bounds__(S::kThread
         WaitWarpgroup<0>();
         Reread(sum);
         release(before);
-        if constexpr (S::kSplit == 1) {
+        if constexpr (S::kHere > 1) {
+          // The second part's two sums stay apart: only the first part's may be added before the others are.
 #pragma unroll
-          for (int i = 0; i < S::kTokens / 2; ++i) total[i] = begin == 0 ? sum[i] : total[i] + sum[i];
+          for (int i = 0; i < S::kTokens / 2; ++i) {
+            if (begin == first_tile) {
+              total[i] = sum[i];
+            } else if (part == 0) {
+              total[i] += sum[i];
+            }
+          }
         }
       }
       if constexpr (S::kSplit == 1) {
-        float* const staging = reinterpret_cast<float*>(shared + (ring - SharedAddress(shared)) + after_ring) +
-                               group * S::kTokensAtOnce * S::kPitch;
-        StoreTile<S, Y>(args, total, staging, group, first_token, first_output + group * 64);
+        StoreTile<S, Y>(args, &y_map, plan.in_boxes, total, staging + static_cast<uint32_t>(group * kWarpgroupStaging),
+                        group, first_token, first_output + group * 64);
       } else {
-        AddSegments<S, Y>(args, sum, ring, shared + (ring - SharedAddress(shared)), rank, first_token, first_output);
+        const uint32_t first_block = rank - part;
+        if (plan.exchange == 0) {  // every ring of the split is idle
+          if (lane < S::kSplit) ArriveAt(drained, first_block + static_cast<uint32_t>(lane));
+          WaitBarrier(drained, 0);
+        }
+        if constexpr (S::kHere == 1) {
+          SendPiece<S>(sum, part, exchange, first_block, summed);
+        } else {
+          SendPiece<S>(total, part, exchange, first_block, summed);
+          if (part > 0) SendPiece<S>(sum, 2, exchange, first_block, summed);
+        }
+        WaitBarrier(summed, 0);
+        AddPieces<S, Y>(args, shared + (exchange - SharedAddress(shared)), static_cast<int>(part), first_token, first_output);
       }
     }
-  }
-  if constexpr (S::kSplit == 1 && S::kShare > 1) {  // a block's shared memory outlives those who write and arrive there
-    __syncwarp();
-    ArriveClusterRelaxed();
-    WaitCluster();
+    if constexpr (S::kSplit == 1) {  // shared memory is the block's until it is read
+      if (threadIdx.x % kWarpgroup == 0) AwaitStores();
+    }
   }
 }
 
 // --- Launchers
 // -----------------------------------------------------------------------------------------------------------
 
-// The copy engine's view of a matrix whose rows start at multiples of 16 bytes: boxes of 64 columns by `box_rows`.
-CUtensorMap MapOf(const bf16* matrix, int64_t rows, int64_t cols, int box_rows) {
+// The copy engine's view of a matrix whose rows start at multiples of 16 bytes: boxes of 128 bytes by `box_rows`.
+template <class T>
+CUtensorMap MapOf(const T* matrix, int64_t rows, int64_t cols, int box_rows) {
   static const auto encode = [] {
     void* function = nullptr;
     cudaDriverEntryPointQueryResult found;
@@ -324,29 +454,41 @@ CUtensorMap MapOf(const bf16* matrix, int64_t rows, int64_t cols, int box_rows) 
   }();
   CUtensorMap map;
   const cuuint64_t sizes[2] = {static_cast<cuuint64_t>(cols), static_cast<cuuint64_t>(rows)};
-  const cuuint64_t pitch[1] = {static_cast<cuuint64_t>(cols) * sizeof(bf16)};
-  const cuuint32_t box[2] = {kTileK, static_cast<cuuint32_t>(box_rows)}, steps[2] = {1, 1};
-  const CUresult result = encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, const_cast<bf16*>(matrix), sizes, pitch,
-                                 box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                                 CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const cuuint64_t pitch[1] = {static_cast<cuuint64_t>(cols) * sizeof(T)};
+  const cuuint32_t box[2] = {kTileBytes / sizeof(T), static_cast<cuuint32_t>(box_rows)}, steps[2] = {1, 1};
+  const CUresult result =
+      encode(&map, sizeof(T) == 2 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 2,
+             const_cast<std::remove_const_t<T>*>(matrix), sizes, pitch, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+             CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   CheckCuda(result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue, "cuTensorMapEncodeTiled");
   return map;
 }
 
 template <class S, class Y>
 void LaunchShape(const LinearArgs& args, Stream& stream) {
-  const int64_t tiles = S::kSplit == 1 ? TilesOf(args.k) : TilesPerSegment(args.k);
+  const int64_t tiles = S::kSplit == 1 ? TilesOf(args.k) : S::kHere * TilesPerSegment(args.k);
   Plan plan{};
-  plan.stages = static_cast<int>(std::clamp<int64_t>(tiles, S::kFewestStages, S::kMostStages));
-  plan.token_tiles = Grid(DivideUp(args.m, S::kTokens));
-  plan.read_once = plan.token_tiles == 1;
-  plan.units = Grid(DivideUp(args.n, S::kOutputs * S::kShare)) * plan.token_tiles;
+  constexpr int kStagesBeside = S::kMostStages - S::kFewestStages;  // the exchange
+  if (S::kSplit > 1 && kStagesBeside >= 2 && kStagesBeside >= std::min<int64_t>(tiles, 4)) {
+    plan.stages = static_cast<int>(std::clamp<int64_t>(tiles, 1, kStagesBeside));
+    plan.exchange = S::kPartialBytes;
+  } else {
+    plan.stages = static_cast<int>(std::clamp<int64_t>(tiles, S::kFewestStages, S::kMostStages));
+  }
+  plan.token_groups = Grid(DivideUp(args.m, S::kTokens * S::kTokenShare));
+  plan.read_once = plan.token_groups == 1;
+  plan.units = Grid(DivideUp(args.n, S::kOutputs * S::kShare)) * plan.token_groups;
   const uint32_t together = static_cast<uint32_t>(StateOf(stream).num_sms * S::kPerSm / S::kCluster);
   const uint32_t clusters = S::kSplit == 1 ? std::min(plan.units, together) : plan.units;
+  const Y* const y = static_cast<const Y*>(args.y);
+  plan.in_boxes = S::kSplit == 1 && InPacks(y, args.n);
+  constexpr int kRowsOut = std::min(S::kTokens, kWarpgroupStaging / 64 / static_cast<int>(sizeof(Y)));
   PreferSharedMemory(ManyRowsKernel<S, Y>);
   Launch(stream, ManyRowsKernel<S, Y>, Grid(clusters * S::kCluster), S::kThreads,
-         static_cast<size_t>(plan.stages * S::kStageBytes + S::kOtherBytes), MapOf(args.w, args.n, args.k, S::kOutputs),
-         MapOf(args.x, args.m, args.k, S::kTokens / S::kShare), args, plan);
+         static_cast<size_t>(plan.stages * S::kStageBytes + plan.exchange + S::kOtherBytes),
+         MapOf(args.w, args.n, args.k, S::kOutputs / S::kTokenShare),
+         MapOf(args.x, args.m, args.k, S::kTokens / S::kShare),
+         plan.in_boxes ? MapOf(y, args.m, args.n, kRowsOut) : CUtensorMap{}, args, plan);
 }
 
 // Rounds of a GPU full of pairs of blocks, in rows of x: what a call with many rows costs.
@@ -362,29 +504,29 @@ template <class Y>
 void LinearManyRows(const LinearArgs& args, Stream& stream) {
   const bool wide = args.n > 16384, short_k = args.k <= 1024;
   if (args.m <= 32) {
-    if (args.n <= 4096) return LaunchShape<Shape<32, 1, 4, 1, 3, 74>, Y>(args, stream);
-    if (args.n <= 32768) return LaunchShape<Shape<32, 2, 4, 1, 2, 113>, Y>(args, stream);
-    return LaunchShape<Shape<32, 2, 1, 1, 1, 113>, Y>(args, stream);
+    if (args.n <= 4096) return LaunchShape<Shape<32, 1, 4, 1, 1, 3, 74>, Y>(args, stream);
+    if (args.n <= 32768) return LaunchShape<Shape<32, 2, 4, 1, 1, 2, 113>, Y>(args, stream);
+    return LaunchShape<Shape<32, 2, 1, 1, 1, 1, 113>, Y>(args, stream);
   }
   if (args.m <= 64) {
-    if (args.n < 4096) return LaunchShape<Shape<64, 1, 4, 1, 2, 113>, Y>(args, stream);
-    if (args.n == 4096) return LaunchShape<Shape<64, 1, 4, 2, 3, 74>, Y>(args, stream);
-    if (!wide && !short_k) return LaunchShape<Shape<64, 2, 4, 2, 2, 113>, Y>(args, stream);
-    return LaunchShape<Shape<64, 2, 1, 2, 1, 226>, Y>(args, stream);
+    if (args.n < 4096) return LaunchShape<Shape<64, 1, 4, 1, 1, 2, 113>, Y>(args, stream);
+    if (args.n == 4096) return LaunchShape<Shape<64, 1, 4, 2, 1, 3, 74>, Y>(args, stream);
+    if (!wide && !short_k) return LaunchShape<Shape<64, 2, 4, 2, 1, 2, 113>, Y>(args, stream);
+    return LaunchShape<Shape<64, 2, 1, 2, 1, 1, 226>, Y>(args, stream);
   }
   if (args.m <= 128) {
-    if (args.n < 4096) return LaunchShape<Shape<128, 1, 4, 2, 2, 113>, Y>(args, stream);
-    if (!wide && short_k) return LaunchShape<Shape<64, 2, 1, 2, 1, 226>, Y>(args, stream);
-    if (!wide) return LaunchShape<Shape<128, 2, 4, 2, 2, 113>, Y>(args, stream);
+    if (args.n < 4096) return LaunchShape<Shape<128, 1, 4, 2, 1, 2, 113>, Y>(args, stream);
+    if (!wide && short_k) return LaunchShape<Shape<64, 2, 1, 2, 1, 1, 226>, Y>(args, stream);
+    if (!wide) return LaunchShape<Shape<128, 2, 4, 2, 1, 2, 113>, Y>(args, stream);
   } else if (args.m <= 256) {
-    if (args.n < 4096) return LaunchShape<Shape<128, 2, 4, 1, 1, 200>, Y>(args, stream);
+    if (args.n < 4096) return LaunchShape<Shape<128, 2, 4, 1, 1, 1, 200>, Y>(args, stream);
   } else {
     const int64_t sms = StateOf(stream).num_sms;  // the wider tile is 3 % better where rounds are equal
     if (97 * Rounds(args, 192, sms) < 100 * Rounds(args, 128, sms)) {
-      return LaunchShape<Shape<192, 2, 1, 2, 1, 226>, Y>(args, stream);
+      return LaunchShape<Shape<192, 2, 1, 2, 1, 1, 226>, Y>(args, stream);
     }
   }
-  LaunchShape<Shape<128, 2, 1, 2, 1, 226>, Y>(args, stream);
+  LaunchShape<Shape<128, 2, 1, 2, 1, 1, 226>, Y>(args, stream);
 }
 
 // --- Instantiations
