@@ -11,6 +11,7 @@
 
 #include "kernels/cuda/hopper.cuh"
 #include "kernels/cuda/linear.cuh"
+#include "kernels/cuda/linear_outputs.cuh"
 
 namespace millrace::cuda {
 namespace {
@@ -18,48 +19,15 @@ namespace {
 // --- Kernels
 // -------------------------------------------------------------------------------------------------------------
 
-constexpr int kWarpgroup = 128;
-
 // The copy engine reads the map itself from memory at first use: earlier than the inputs are ready.
 __device__ __forceinline__ void PrefetchMap(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
-__device__ __forceinline__ uint32_t AddressIn(uint32_t block, uint32_t address) {
-  uint32_t remote;
-  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(block));
-  return remote;
-}
-// To another block of the cluster; the bytes count at its barrier.
-__device__ __forceinline__ void Send(uint32_t remote, uint32_t remote_barrier, const float* four) {
-  asm volatile(
-      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%2, %3, %4, %5}, [%1];" ::"r"(remote),
-      "r"(remote_barrier), "f"(four[0]), "f"(four[1]), "f"(four[2]), "f"(four[3])
-      : "memory");
-}
-// Four 8 x 8 matrices of bf16, each transposed on its way: lane 8 i + r names the place of row r of matrix i.
-__device__ __forceinline__ void StoreTransposed(uint32_t address, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(a), "r"(b),
-               "r"(c), "r"(d)
-               : "memory");
-}
-// The map's box from shared memory; what lies beyond the matrix is left out.
-__device__ __forceinline__ void StoreBox(const CUtensorMap* map, int column, int row, uint32_t from) {
-  asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%1, %2}], [%3];" ::"l"(map), "r"(column),
-               "r"(row), "r"(from)
-               : "memory");
-}
-__device__ __forceinline__ void CommitStores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
-// Until what this thread stores is read.
-__device__ __forceinline__ void AwaitStores() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
-// Makes this thread's writes to shared memory known to the copy engine.
-__device__ __forceinline__ void FenceStores() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-
-constexpr int kWarpgroupStaging = 8192;  // outputs on their way out: boxes of 128 bytes by rows of x
 constexpr uint32_t kTokenTilesAtOnce = 16;  // that pass over a column of weights together, in the second-level cache
 
-// A block's tile is 64 outputs for each of `groups` warpgroups by `tokens` rows of x. A cluster is `split` parts of K (1:
-// a block walks all four segments) by `share` tiles of outputs, which bring x together, by `token_share` tiles of x,
-// which bring weights together.
+// A block's tile is 64 outputs for each of `groups` warpgroups by `tokens` rows of x. A cluster is `split` parts of K
+// (1: a block walks all four segments) by `share` tiles of outputs, which bring x together, by `token_share` tiles of
+// x, which bring weights together.
 template <int tokens, int groups, int split, int share, int token_share, int per_sm, int kib>
 struct Shape {
   static constexpr int kTokens = tokens, kSplit = split, kShare = share, kTokenShare = token_share, kPerSm = per_sm;
@@ -109,139 +77,6 @@ struct Unit {
     output_group = static_cast<int>(in / width);
   }
 };
-
-// What to add to an output. Nothing is minus zero, which leaves every number as it is.
-__device__ __forceinline__ float BiasAt(const LinearArgs& args, int64_t n) {
-  return args.bias != nullptr && n < args.n ? args.bias[n] : -0.0f;
-}
-
-// One tile's way out: a warpgroup lays some rows of x at a time out in its staging, as boxes in the 128-byte swizzle,
-// and one thread has them stored.
-template <class S, class Y>
-__device__ __forceinline__ void StoreTile(const LinearArgs& args, const CUtensorMap* y_map, bool in_boxes,
-                                          const float (&total)[S::kTokens / 2], uint32_t staging, int group,
-                                          int first_token, int first_output) {
-  constexpr int kBox = kTileBytes / static_cast<int>(sizeof(Y));  // outputs
-  constexpr int kRows = std::min(S::kTokens, kWarpgroupStaging / 64 / static_cast<int>(sizeof(Y)));
-  const int thread = static_cast<int>(threadIdx.x) % kWarpgroup, warp = thread / kWarp, lane = thread % kWarp;
-  const float bias[2] = {BiasAt(args, first_output + warp * 16 + lane / 4),
-                         BiasAt(args, first_output + warp * 16 + lane / 4 + 8)};
-#pragma unroll
-  for (int chunk = 0; chunk < S::kTokens; chunk += kRows) {
-    if (first_token + chunk >= args.m) break;
-    if (thread == 0) AwaitStores();
-    SyncWarpgroup(1 + group);
-#pragma unroll
-    for (int j = 0; j < kRows / 8; j += sizeof(Y) == 2 ? 2 : 1) {
-      const float* const c = total + (chunk / 8 + j) * 4;
-      if constexpr (sizeof(Y) == 2) {
-        const uint32_t at = Swizzled(staging, lane / 16 * 8 + lane % 8, warp * 2 + lane / 8 % 2);
-        StoreTransposed(at + static_cast<uint32_t>(j * 8 * kTileBytes), PackPair(c[0] + bias[0], c[1] + bias[0]),
-                        PackPair(c[2] + bias[1], c[3] + bias[1]), PackPair(c[4] + bias[0], c[5] + bias[0]),
-                        PackPair(c[6] + bias[1], c[7] + bias[1]));
-      } else {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const int output = warp * 16 + lane / 4 + i / 2 * 8, row = lane % 4 * 2 + i % 2;
-          const uint32_t at = Swizzled(staging + static_cast<uint32_t>(output / kBox * kRows * kTileBytes), row,
-                                       output % kBox / 4) +
-                              static_cast<uint32_t>(output % 4 * 4 + j * 8 * kTileBytes);
-          asm volatile("st.shared.f32 [%0], %1;" ::"r"(at), "f"(c[i] + bias[i / 2]) : "memory");
-        }
-      }
-    }
-    FenceStores();
-    SyncWarpgroup(1 + group);
-    if (in_boxes) {
-      if (thread == 0) {
-#pragma unroll
-        for (int box = 0; box < 64 / kBox; ++box) {
-          StoreBox(y_map, first_output + box * kBox, first_token + chunk,
-                   staging + static_cast<uint32_t>(box * kRows * kTileBytes));
-        }
-        CommitStores();
-      }
-    } else {
-#pragma unroll 1
-      for (int i = thread; i < kRows * 64; i += kWarpgroup) {
-        const int row = i / 64, output = i % 64;
-        const uint32_t at = Swizzled(staging + static_cast<uint32_t>(output / kBox * kRows * kTileBytes), row,
-                                     output % kBox * static_cast<int>(sizeof(Y)) / 16) +
-                            static_cast<uint32_t>(output * static_cast<int>(sizeof(Y)) % 16);
-        if (first_token + chunk + row >= args.m || first_output + output >= args.n) continue;
-        static_cast<Y*>(args.y)[(first_token + chunk + row) * args.n + first_output + output] =
-            *static_cast<const Y*>(__cvta_shared_to_generic(at));
-      }
-    }
-  }
-}
-
-// Where 16 bytes of a piece lie in a warpgroup's 128: what a wgmma thread holds of eight rows. Permuted so that
-// neighbouring outputs of one row, each with another thread, lie in different banks.
-__device__ __forceinline__ int PlaceInPiece(int warp, int eighth, int pair) {
-  return warp * kWarp + ((eighth * 4 + pair) ^ (warp * 2 + eighth / 4));
-}
-
-// Sends the tile's sums to the blocks of the split that add them: eight rows of x in turn to each.
-template <class S>
-__device__ __forceinline__ void SendPiece(const float (&sum)[S::kTokens / 2], uint32_t piece, uint32_t exchange,
-                                          uint32_t first_block, uint32_t summed) {
-  const int thread = static_cast<int>(threadIdx.x) % kWarpgroup, lane = thread % kWarp;
-  const int place = static_cast<int>(threadIdx.x) / kWarpgroup * kWarpgroup +
-                    PlaceInPiece(thread / kWarp, lane / 4, lane % 4);
-#pragma unroll
-  for (int block = 0; block < S::kSplit; ++block) {
-    const uint32_t to = AddressIn(first_block + static_cast<uint32_t>(block),
-                                  exchange + piece * S::kPieceBytes + static_cast<uint32_t>(place * 16));
-    const uint32_t counts = AddressIn(first_block + static_cast<uint32_t>(block), summed);
-#pragma unroll
-    for (int i = 0; i < S::kMine; ++i) {
-      Send(to + static_cast<uint32_t>(i * S::kConsumers * 16), counts, sum + 4 * (i * S::kSplit + block));
-    }
-  }
-}
-
-// Adds the pieces of this block's rows in the order of K. `here` is the exchange.
-template <class S, class Y>
-__device__ __forceinline__ void AddPieces(const LinearArgs& args, const uint8_t* here, int part, int first_token,
-                                          int first_output) {
-  const int thread = static_cast<int>(threadIdx.x), row = thread / (S::kOutputs / 4), four = thread % (S::kOutputs / 4);
-  const int segments = static_cast<int>(DivideUp(TilesOf(args.k), TilesPerSegment(args.k)));
-  const int n = first_output + four * 4;
-  const bool in_fours = args.n % 4 == 0 && reinterpret_cast<uintptr_t>(args.y) % (4 * sizeof(Y)) == 0;
-  const float bias[4] = {BiasAt(args, n), BiasAt(args, n + 1), BiasAt(args, n + 2), BiasAt(args, n + 3)};
-  const uint8_t* from[4];
-#pragma unroll
-  for (int e = 0; e < 4; ++e) {
-    const int place = four / 16 * kWarpgroup + PlaceInPiece(four / 4 % 4, four % 2 * 4 + e, row / 2);
-    from[e] = here + place * 16 + (four / 2 % 2 * 2 + row % 2) * 4;
-  }
-#pragma unroll
-  for (int i = 0; i < S::kMine; ++i) {
-    const int token = first_token + (i * S::kSplit + part) * 8 + row;
-    if (token >= args.m) break;
-    float v[4];
-#pragma unroll
-    for (int e = 0; e < 4; ++e) {
-      v[e] = *reinterpret_cast<const float*>(from[e] + i * S::kConsumers * 16);
-#pragma unroll
-      for (int p = 1; p < S::kPieces; ++p) {
-        const float piece = *reinterpret_cast<const float*>(from[e] + i * S::kConsumers * 16 + p * S::kPieceBytes);
-        if (p + kSegments - S::kPieces < segments) v[e] += piece;
-      }
-      v[e] += bias[e];
-    }
-    Y* const y = static_cast<Y*>(args.y) + token * args.n + n;
-    if (in_fours) {
-      if (n < args.n) StoreOutputs(y, make_float4(v[0], v[1], v[2], v[3]));
-    } else {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        if (n + e < args.n) StoreOutput(y + e, v[e]);
-      }
-    }
-  }
-}
 
 template <class S, class Y>
 __global__ void __cluster_dims__(S::kCluster, 1, 1) __launch_bounds__(S::kThreads, S::kPerSm)
@@ -302,6 +137,7 @@ __global__ void __cluster_dims__(S::kCluster, 1, 1) __launch_bounds__(S::kThread
   int prefetched = 0;
   const auto prefetch = [&] {
     const Unit unit(first_unit, plan);
+#pragma unroll 1
     for (; prefetched < plan.stages && first_tile + prefetched < end_tile; ++prefetched) {
       bring_weights(prefetched, first_tile + prefetched, unit);
     }
@@ -309,6 +145,7 @@ __global__ void __cluster_dims__(S::kCluster, 1, 1) __launch_bounds__(S::kThread
   if (brings) {
     PrefetchMap(&w_map);
     PrefetchMap(&x_map);
+#pragma unroll 1
     for (int i = 0; i < plan.stages; ++i) {
       InitBarrier(full + static_cast<uint32_t>(i * 8), 1);
       InitBarrier(empty + static_cast<uint32_t>(i * 8), (S::kShare + S::kTokenShare - 1) * S::kConsumers / kWarp);
@@ -343,6 +180,7 @@ __global__ void __cluster_dims__(S::kCluster, 1, 1) __launch_bounds__(S::kThread
     if constexpr (S::kReshared) asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
     for (uint32_t at = first_unit; brings && at < plan.units; at += clusters) {
       const Unit unit(at, plan);
+#pragma unroll 1
       for (int tile = first_tile; tile < end_tile; ++tile, advance()) {
         if (prefetched > 0) {
           --prefetched;
@@ -357,8 +195,9 @@ __global__ void __cluster_dims__(S::kCluster, 1, 1) __launch_bounds__(S::kThread
     if constexpr (S::kReshared) asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
     const int group = warp / 4;
     // Only stages that will be filled again are given back: no one arrives at a block that may have ended.
-    int refills = static_cast<int>((plan.units - first_unit + clusters - 1) / clusters) * max(end_tile - first_tile, 0) -
-                  plan.stages;
+    int refills =
+        static_cast<int>((plan.units - first_unit + clusters - 1) / clusters) * max(end_tile - first_tile, 0) -
+        plan.stages;
     const auto release = [&](int s) {
       if (--refills < 0) return;
       const uint32_t barrier = empty + static_cast<uint32_t>(s * 8);
@@ -430,7 +269,8 @@ __global__ void __cluster_dims__(S::kCluster, 1, 1) __launch_bounds__(S::kThread
           if (part > 0) SendPiece<S>(sum, 2, exchange, first_block, summed);
         }
         WaitBarrier(summed, 0);
-        AddPieces<S, Y>(args, shared + (exchange - SharedAddress(shared)), static_cast<int>(part), first_token, first_output);
+        AddPieces<S, Y>(args, shared + (exchange - SharedAddress(shared)), static_cast<int>(part), first_token,
+                        first_output);
       }
     }
     if constexpr (S::kSplit == 1) {  // shared memory is the block's until it is read
@@ -464,6 +304,32 @@ CUtensorMap MapOf(const T* matrix, int64_t rows, int64_t cols, int box_rows) {
   return map;
 }
 
+// Clusters that run at once. How many of more than two blocks find room depends on how the GPU's multiprocessors are
+// grouped, which differs from one GPU to another.
+template <class S, class Y>
+uint32_t ClustersTogether(const Stream& stream) {
+  if (S::kCluster <= 2) return static_cast<uint32_t>(StateOf(stream).num_sms * S::kPerSm / S::kCluster);
+  static const uint32_t together = [] {
+    constexpr int kSharedBytes = S::kMostStages * S::kStageBytes + S::kOtherBytes;
+    CheckCuda(cudaFuncSetAttribute(ManyRowsKernel<S, Y>, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes),
+              "cudaFuncSetAttribute");
+    cudaLaunchAttribute cluster{};
+    cluster.id = cudaLaunchAttributeClusterDimension;
+    cluster.val.clusterDim = {S::kCluster, 1, 1};
+    cudaLaunchConfig_t config{};
+    config.gridDim = S::kCluster;
+    config.blockDim = S::kThreads;
+    config.dynamicSmemBytes = kSharedBytes;
+    config.attrs = &cluster;
+    config.numAttrs = 1;
+    int clusters = 0;
+    CheckCuda(cudaOccupancyMaxActiveClusters(&clusters, ManyRowsKernel<S, Y>, &config),
+              "cudaOccupancyMaxActiveClusters");
+    return static_cast<uint32_t>(std::max(clusters, 1));
+  }();
+  return together;
+}
+
 template <class S, class Y>
 void LaunchShape(const LinearArgs& args, Stream& stream) {
   const int64_t tiles = S::kSplit == 1 ? TilesOf(args.k) : S::kHere * TilesPerSegment(args.k);
@@ -478,17 +344,15 @@ void LaunchShape(const LinearArgs& args, Stream& stream) {
   plan.token_groups = Grid(DivideUp(args.m, S::kTokens * S::kTokenShare));
   plan.read_once = plan.token_groups == 1;
   plan.units = Grid(DivideUp(args.n, S::kOutputs * S::kShare)) * plan.token_groups;
-  const uint32_t together = static_cast<uint32_t>(StateOf(stream).num_sms * S::kPerSm / S::kCluster);
-  const uint32_t clusters = S::kSplit == 1 ? std::min(plan.units, together) : plan.units;
+  const uint32_t clusters = S::kSplit == 1 ? std::min(plan.units, ClustersTogether<S, Y>(stream)) : plan.units;
   const Y* const y = static_cast<const Y*>(args.y);
   plan.in_boxes = S::kSplit == 1 && InPacks(y, args.n);
-  constexpr int kRowsOut = std::min(S::kTokens, kWarpgroupStaging / 64 / static_cast<int>(sizeof(Y)));
   PreferSharedMemory(ManyRowsKernel<S, Y>);
   Launch(stream, ManyRowsKernel<S, Y>, Grid(clusters * S::kCluster), S::kThreads,
          static_cast<size_t>(plan.stages * S::kStageBytes + plan.exchange + S::kOtherBytes),
          MapOf(args.w, args.n, args.k, S::kOutputs / S::kTokenShare),
          MapOf(args.x, args.m, args.k, S::kTokens / S::kShare),
-         plan.in_boxes ? MapOf(y, args.m, args.n, kRowsOut) : CUtensorMap{}, args, plan);
+         plan.in_boxes ? MapOf(y, args.m, args.n, kRowsInBox<S, Y>) : CUtensorMap{}, args, plan);
 }
 
 // Rounds of a GPU full of pairs of blocks, in rows of x: what a call with many rows costs.
