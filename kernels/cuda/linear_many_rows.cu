@@ -2,11 +2,13 @@
 // rows of x its columns, so that a block reads its weights once for up to 192 rows. One thread brings 64-wide tiles of
 // both to a ring in shared memory by bulk copies, weights before the inputs are ready; each other warpgroup multiplies
 // 64 outputs. A block walks the four segments of K, adds each to its totals and goes on to another tile, or it is one
-// of a cluster of four that take a segment each and push their sums to one another through distributed shared memory.
-// Blocks of neighbouring outputs may bring the rows of x together. Bound: bytes up to some 128 rows, 2 per weight; then
-// FLOPs, 2 per row, input and output. H200, 2026-11-30, share of a copy's 4228 GB/s at M = 64 / 128: 4096 -> 24576 84 /
-// 76 %, 4096 -> 151936 94 / 80 %, 12288 -> 4096 70 / 53 %, 4096 -> 4096 58 / 36 %; of 790 TFLOP/s at M = 2048 / 8192:
-// 4096 -> 24576 78 / 75 %, 4096 -> 6144 82 / 76 %, 1024 -> 6144 59 / 62 %.
+// of a cluster of two or four that share the segments out and send one another their sums (linear_outputs.cuh). Blocks
+// of neighbouring outputs may bring the rows of x together, and those of neighbouring rows the weights. Bound: bytes up
+// to some 128 rows, 2 per weight; then FLOPs, 2 per row, input and output. H200, 2026-11-30, share of a copy's 4190
+// GB/s at M = 64 / 128: 4096 -> 24576 90 / 81 %, 4096 -> 6144 78 / 66 %, 12288 -> 4096 79 / 62 %, 4096 -> 4096 66 / 54
+// %; of 790 TFLOP/s at M = 2048: 4096 -> 24576 90 to 95 %, 4096 -> 6144 95 %, 12288 -> 4096 84 %. A layer of 1024 ->
+// 4096, 2048 -> 1024, 1024 -> 6144, 3072 -> 1024: 19.4 / 23.9 / 33.6 us at M = 64 / 128 / 256, of latency and of what
+// the second-level cache delivers.
 #include <algorithm>
 
 #include "kernels/cuda/hopper.cuh"
@@ -35,7 +37,7 @@ struct Shape {
   static constexpr int kHere = kSegments / split;  // segments that a block walks
   static constexpr int kConsumers = groups * kWarpgroup;
   // Sums and totals need more registers than an equal share: a whole warpgroup brings, and gives its own away.
-  static constexpr bool kReshared = split < kSegments && tokens >= 128 && groups == 2;
+  static constexpr bool kReshared = split < kSegments && tokens >= 128 && groups >= 2;
   static_assert(!kReshared || per_sm == 1);
   static constexpr int kThreads = kConsumers + (kReshared ? kWarpgroup : kWarp);
   static constexpr int kWeightBytes = kOutputs * kTileBytes, kStageBytes = kWeightBytes + tokens * kTileBytes;
@@ -192,7 +194,8 @@ __global__ void __cluster_dims__(S::kCluster, 1, 1) __launch_bounds__(S::kThread
       }
     }
   } else {
-    if constexpr (S::kReshared) asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
+    if constexpr (S::kReshared)
+      asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(S::kConsumers == 2 * kWarpgroup ? 240 : 160));
     const int group = warp / 4;
     // Only stages that will be filled again are given back: no one arrives at a block that may have ended.
     int refills =
@@ -304,6 +307,11 @@ CUtensorMap MapOf(const T* matrix, int64_t rows, int64_t cols, int box_rows) {
   return map;
 }
 
+template <class S>
+uint32_t UnitsOf(const LinearArgs& args) {
+  return Grid(DivideUp(args.n, S::kOutputs * S::kShare) * DivideUp(args.m, S::kTokens * S::kTokenShare));
+}
+
 // Clusters that run at once. How many of more than two blocks find room depends on how the GPU's multiprocessors are
 // grouped, which differs from one GPU to another.
 template <class S, class Y>
@@ -343,7 +351,7 @@ void LaunchShape(const LinearArgs& args, Stream& stream) {
   }
   plan.token_groups = Grid(DivideUp(args.m, S::kTokens * S::kTokenShare));
   plan.read_once = plan.token_groups == 1;
-  plan.units = Grid(DivideUp(args.n, S::kOutputs * S::kShare)) * plan.token_groups;
+  plan.units = UnitsOf<S>(args);
   const uint32_t clusters = S::kSplit == 1 ? std::min(plan.units, ClustersTogether<S, Y>(stream)) : plan.units;
   const Y* const y = static_cast<const Y*>(args.y);
   plan.in_boxes = S::kSplit == 1 && InPacks(y, args.n);
@@ -355,6 +363,14 @@ void LaunchShape(const LinearArgs& args, Stream& stream) {
          plan.in_boxes ? MapOf(y, args.m, args.n, kRowsInBox<S, Y>) : CUtensorMap{}, args, plan);
 }
 
+// All at once: no cluster waits for another to end.
+template <class S, class Y>
+bool LaunchIfOneRound(const LinearArgs& args, Stream& stream) {
+  if (UnitsOf<S>(args) > ClustersTogether<S, Y>(stream)) return false;
+  LaunchShape<S, Y>(args, stream);
+  return true;
+}
+
 // Rounds of a GPU full of pairs of blocks, in rows of x: what a call with many rows costs.
 int64_t Rounds(const LinearArgs& args, int tokens, int64_t sms) {
   return DivideUp(DivideUp(args.n, 256) * DivideUp(args.m, tokens), sms / 2) * tokens;
@@ -362,31 +378,35 @@ int64_t Rounds(const LinearArgs& args, int tokens, int64_t sms) {
 
 }  // namespace
 
-// As measured: few outputs spread their segments over a cluster and have narrow tiles; where outputs alone fill the
-// GPU, a block walks all of K, and its long ring hides the memory's latency.
+// As measured. What bounds the narrow products is latency, then what the second-level cache delivers: all of a block's
+// part of K in flight at once is worth more than blocks of the next call beside it, one round more than full ones, and
+// splits of K, whose sums cost the cluster's slow exchange, only pay where outputs are few.
 template <class Y>
 void LinearManyRows(const LinearArgs& args, Stream& stream) {
-  const bool wide = args.n > 16384, short_k = args.k <= 1024;
+  const bool wide = args.n > 32768, short_k = args.k <= 1024;
   if (args.m <= 32) {
+    if (LaunchIfOneRound<Shape<32, 1, 4, 1, 1, 1, 226>, Y>(args, stream)) return;
     if (args.n <= 4096) return LaunchShape<Shape<32, 1, 4, 1, 1, 3, 74>, Y>(args, stream);
-    if (args.n <= 32768) return LaunchShape<Shape<32, 2, 4, 1, 1, 2, 113>, Y>(args, stream);
-    return LaunchShape<Shape<32, 2, 1, 1, 1, 1, 113>, Y>(args, stream);
+    if (wide) return LaunchShape<Shape<32, 2, 1, 1, 1, 1, 113>, Y>(args, stream);
+    if (short_k) return LaunchShape<Shape<32, 1, 1, 2, 1, 2, 113>, Y>(args, stream);
+    return LaunchShape<Shape<32, 2, 4, 1, 1, 2, 113>, Y>(args, stream);
   }
   if (args.m <= 64) {
-    if (args.n < 4096) return LaunchShape<Shape<64, 1, 4, 1, 1, 2, 113>, Y>(args, stream);
-    if (args.n == 4096) return LaunchShape<Shape<64, 1, 4, 2, 1, 3, 74>, Y>(args, stream);
-    if (!wide && !short_k) return LaunchShape<Shape<64, 2, 4, 2, 1, 2, 113>, Y>(args, stream);
+    if (LaunchIfOneRound<Shape<64, 1, 4, 1, 1, 1, 226>, Y>(args, stream)) return;
+    if (args.n <= 4096 && !short_k) return LaunchShape<Shape<64, 1, 2, 1, 1, 1, 226>, Y>(args, stream);
+    if (LaunchIfOneRound<Shape<64, 1, 1, 4, 1, 1, 226>, Y>(args, stream)) return;
+    if (!wide) return LaunchShape<Shape<64, 1, 1, 2, 1, 1, 226>, Y>(args, stream);
     return LaunchShape<Shape<64, 2, 1, 2, 1, 1, 226>, Y>(args, stream);
   }
   if (args.m <= 128) {
-    if (args.n < 4096) return LaunchShape<Shape<128, 1, 4, 2, 1, 2, 113>, Y>(args, stream);
-    if (!wide && short_k) return LaunchShape<Shape<64, 2, 1, 2, 1, 1, 226>, Y>(args, stream);
-    if (!wide) return LaunchShape<Shape<128, 2, 4, 2, 1, 2, 113>, Y>(args, stream);
-  } else if (args.m <= 256) {
-    if (args.n < 4096) return LaunchShape<Shape<128, 2, 4, 1, 1, 1, 200>, Y>(args, stream);
+    if (LaunchIfOneRound<Shape<128, 1, 4, 2, 1, 1, 226>, Y>(args, stream)) return;
+    if (!wide) return LaunchShape<Shape<128, 1, 1, 2, 1, 1, 226>, Y>(args, stream);
   } else {
+    if (args.m <= 256 && LaunchIfOneRound<Shape<64, 1, 4, 2, 1, 3, 74>, Y>(args, stream)) return;
+    if (LaunchIfOneRound<Shape<128, 1, 1, 2, 1, 1, 226>, Y>(args, stream)) return;
+    if (LaunchIfOneRound<Shape<128, 2, 1, 2, 2, 1, 226>, Y>(args, stream)) return;
     const int64_t sms = StateOf(stream).num_sms;  // the wider tile is 3 % better where rounds are equal
-    if (97 * Rounds(args, 192, sms) < 100 * Rounds(args, 128, sms)) {
+    if (args.m > 256 && 97 * Rounds(args, 192, sms) < 100 * Rounds(args, 128, sms)) {
       return LaunchShape<Shape<192, 2, 1, 2, 1, 1, 226>, Y>(args, stream);
     }
   }
