@@ -25,6 +25,7 @@ namespace {
 __device__ __forceinline__ void PrefetchMap(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
+
 constexpr uint32_t kTokenTilesAtOnce = 16;  // that pass over a column of weights together, in the second-level cache
 
 // A block's tile is 64 outputs for each of `groups` warpgroups by `tokens` rows of x. A cluster is `split` parts of K
@@ -37,7 +38,7 @@ struct Shape {
   static constexpr int kHere = kSegments / split;  // segments that a block walks
   static constexpr int kConsumers = groups * kWarpgroup;
   // Sums and totals need more registers than an equal share: a whole warpgroup brings, and gives its own away.
-  static constexpr bool kReshared = split < kSegments && tokens >= 128 && groups >= 2;
+  static constexpr bool kReshared = split < kSegments && tokens >= 128 && groups == 2;
   static_assert(!kReshared || per_sm == 1);
   static constexpr int kThreads = kConsumers + (kReshared ? kWarpgroup : kWarp);
   static constexpr int kWeightBytes = kOutputs * kTileBytes, kStageBytes = kWeightBytes + tokens * kTileBytes;
@@ -194,8 +195,7 @@ __global__ void __cluster_dims__(S::kCluster, 1, 1) __launch_bounds__(S::kThread
       }
     }
   } else {
-    if constexpr (S::kReshared)
-      asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(S::kConsumers == 2 * kWarpgroup ? 240 : 160));
+    if constexpr (S::kReshared) asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
     const int group = warp / 4;
     // Only stages that will be filled again are given back: no one arrives at a block that may have ended.
     int refills =
