@@ -4,11 +4,11 @@
 // 64 outputs. A block walks the four segments of K, adds each to its totals and goes on to another tile, or it is one
 // of a cluster of two or four that share the segments out and send one another their sums (linear_outputs.cuh). Blocks
 // of neighbouring outputs may bring the rows of x together, and those of neighbouring rows the weights. Bound: bytes up
-// to some 128 rows, 2 per weight; then FLOPs, 2 per row, input and output. H200, 2026-11-30, share of a copy's 4190
-// GB/s at M = 64 / 128: 4096 -> 24576 90 / 81 %, 4096 -> 6144 78 / 66 %, 12288 -> 4096 79 / 62 %, 4096 -> 4096 66 / 54
-// %; of 790 TFLOP/s at M = 2048: 4096 -> 24576 90 to 95 %, 4096 -> 6144 95 %, 12288 -> 4096 84 %. A layer of 1024 ->
-// 4096, 2048 -> 1024, 1024 -> 6144, 3072 -> 1024: 19.4 / 23.9 / 33.6 us at M = 64 / 128 / 256, of latency and of what
-// the second-level cache delivers.
+// to some 128 rows, 2 per weight; then FLOPs, 2 per row, input and output. H200, 2026-11-30, kernels_bench, share of a
+// copy's 4230 GB/s at M = 64 / 128: 4096 -> 24576 88 / 78 %, 4096 -> 151936 94 / 81 %, 12288 -> 4096 75 / 54 %, 4096 ->
+// 4096 52 / 37 %; of 790 TFLOP/s at M = 2048 / 8192: 4096 -> 24576 81 / 79 %, 4096 -> 6144 93 / 76 %, 1024 -> 6144 71 /
+// 70 %. A layer of 1024 -> 4096, 2048 -> 1024, 1024 -> 6144, 3072 -> 1024: 27.7 / 27.5 / 35.8 us at M = 64 / 128 / 256
+// there, 19.4 / 23.8 / 33.7 in a bench of this chain alone; why they differ is not known.
 #include <algorithm>
 
 #include "kernels/cuda/hopper.cuh"
