@@ -67,6 +67,17 @@ void CheckSampling(Mat<const float> logits, Vec<const SamplingRow> rows, Vec<con
 }
 
 template <class A>
+void CheckNormed(const NormedInput<A>& x, PackedWeight w, const Stream& stream) {
+  CheckSameShape(x.rows, x.residual);
+  CheckSameShape(x.rows, x.sum);
+  if (x.delta.rows > 0) CheckSameShape(x.rows, x.delta);
+  MILLRACE_CHECK(x.sum.data != x.residual.data || x.rows.rows == 0, "the sum is other memory than the residual");
+  MILLRACE_CHECK(x.weight.size == x.rows.cols && w.in == x.rows.cols, "the norm's weight and the matrix span the row",
+                 x.weight.size, w.in, x.rows.cols);
+  CheckWorkspace(LinearWorkspaceBytes(w.in, stream), stream);
+}
+
+template <class A>
 void CheckHeads(Mat<const A> qkv, KvLayer<A> kv) {
   MILLRACE_CHECK(kv.head_dim > 0 && kv.head_dim % 16 == 0, "head_dim is a multiple of 16", kv.head_dim);
   const int64_t q_heads = qkv.cols / kv.head_dim - 2 * int64_t{kv.num_kv_heads};
@@ -129,6 +140,25 @@ void Linear(Mat<Y> y, Mat<const A> x, PackedWeight w, Vec<const float> bias, Str
 
 size_t LinearWorkspaceBytes(int64_t max_in, const Stream& stream) {
   return stream.device() == Device::kCpu ? cpu::LinearWorkspaceBytes(max_in, stream.num_threads()) : 0;
+}
+
+template <class A>
+void NormLinear(Mat<A> y, const NormedInput<Same<A>>& x, PackedWeight w, Vec<const float> bias, Stream& stream) {
+  CheckNormed(x, w, stream);
+  MILLRACE_CHECK(y.rows == x.rows.rows && y.cols == w.out, "shapes agree", y.rows, y.cols, x.rows.rows, w.out);
+  MILLRACE_CHECK(bias.size == 0 || bias.size == w.out, "the bias spans the output", bias.size, w.out);
+  MILLRACE_ON_DEVICE_OF(A, stream, NormLinear(y, x, w, bias, stream));
+}
+
+template <class A>
+void NormGateUp(Mat<A> out, const NormedInput<Same<A>>& x, PackedWeight gate_up, Mat<Same<A>> products,
+                Stream& stream) {
+  CheckNormed(x, gate_up, stream);
+  MILLRACE_CHECK(out.rows == x.rows.rows && 2 * out.cols == gate_up.out, "shapes agree", out.rows, out.cols,
+                 x.rows.rows, gate_up.out);
+  MILLRACE_CHECK(products.rows == out.rows && products.cols == gate_up.out, "there is room for the products",
+                 products.rows, products.cols, gate_up.out);
+  MILLRACE_ON_DEVICE_OF(A, stream, NormGateUp(out, x, gate_up, products, stream));
 }
 
 template <class A>
@@ -261,6 +291,8 @@ template void Linear(Mat<bf16>, Mat<const bf16>, PackedWeight, Vec<const float>,
 #define MILLRACE_FOR(A)                                                                                     \
   template void RmsNorm<A>(Mat<A>, Mat<const float>, Vec<const float>, float, Stream&);                     \
   template void AddRmsNorm<A>(Mat<A>, Mat<float>, Mat<const float>, Vec<const float>, float, Stream&);      \
+  template void NormLinear<A>(Mat<A>, const NormedInput<A>&, PackedWeight, Vec<const float>, Stream&);      \
+  template void NormGateUp<A>(Mat<A>, const NormedInput<A>&, PackedWeight, Mat<A>, Stream&);                \
   template void RopeAppend<A>(Mat<A>, KvLayer<A>, Vec<const float>, Vec<const float>, float, RopeTable,     \
                               Vec<const int32_t>, Vec<const int32_t>, Stream&);                             \
   template void PagedAttention<A>(Mat<A>, Mat<const A>, KvLayer<A>, const AttentionBatch&, float, Stream&); \

@@ -51,6 +51,29 @@ template <class Y, class A>
 void Linear(Mat<Y> y, Mat<const A> x, PackedWeight w, Vec<const float> bias, Stream& stream);
 size_t LinearWorkspaceBytes(int64_t max_in, const Stream& stream);
 
+// Rows given as what they are the norm of: sum = residual + delta (an empty delta is zero), x = RmsNorm(sum).
+// `sum` is written, and is other memory than the residual, which all of an op may still read. `rows` is room for x: an
+// op that needs none leaves it as it is.                                       all [T, C]  weight [C]
+template <class A>
+struct NormedInput {
+  Mat<float> sum;
+  Mat<const float> residual;
+  Mat<const float> delta;
+  Vec<const float> weight;
+  float eps;
+  Mat<A> rows;
+};
+
+// y = Linear(x, w, bias)                                                      y [T, N]  x [T, C]  w [N, C]
+template <class A>
+void NormLinear(Mat<A> y, const NormedInput<Same<A>>& x, PackedWeight w, Vec<const float> bias, Stream& stream);
+
+// out = SiluMul(Linear(x, gate_up)). `products` is room for what is multiplied, as `rows` is for x.
+//                                                                             out [T, F]  x [T, C]  gate_up [2F, C]
+//                                                                             products [T, 2F]
+template <class A>
+void NormGateUp(Mat<A> out, const NormedInput<Same<A>>& x, PackedWeight gate_up, Mat<Same<A>> products, Stream& stream);
+
 // For each row: q and k heads are normalised (RmsNorm over D; empty weights are none) and rotated, (a, b) of the halves
 // (i, i + D/2) becoming (a cos - b sin, b cos + a sin) at the row's position; q stays in qkv, k and v go to their slot
 // in the cache: block * kBlockTokens + offset. A negative slot writes nothing (padding rows).

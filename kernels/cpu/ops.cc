@@ -30,6 +30,17 @@ float* ScratchOf(Stream& stream, int64_t floats, int thread) {
   return reinterpret_cast<float*>(stream.workspace()) + floats * thread;
 }
 
+// Fills x.sum and x.rows.
+template <class A>
+void Normalise(const NormedInput<A>& x, Stream& stream) {
+  std::copy_n(x.residual.data, x.sum.rows * x.sum.cols, x.sum.data);
+  if (x.delta.rows > 0) {
+    cpu::AddRmsNorm(x.rows, x.sum, x.delta, x.weight, x.eps, stream);
+  } else {
+    cpu::RmsNorm(x.rows, Mat<const float>(x.sum), x.weight, x.eps, stream);
+  }
+}
+
 int64_t LinearScratchFloats(int64_t in) { return kMaxTileRows * in; }
 
 }  // namespace
@@ -77,6 +88,18 @@ void Linear(Mat<Y> y, Mat<const A> x, PackedWeight w, Vec<const float> bias, Str
       kernels.logits(y, x, w, bias, scratch, {begin, end});
     }
   });
+}
+
+template <class A>
+void NormLinear(Mat<A> y, const NormedInput<A>& x, PackedWeight w, Vec<const float> bias, Stream& stream) {
+  Normalise(x, stream);
+  cpu::Linear(y, Mat<const A>(x.rows), w, bias, stream);
+}
+
+template <class A>
+void NormGateUp(Mat<A> out, const NormedInput<A>& x, PackedWeight gate_up, Mat<A> products, Stream& stream) {
+  cpu::NormLinear(products, x, gate_up, {}, stream);
+  cpu::SiluMul(out, Mat<const A>(products), stream);
 }
 
 template <class A>
@@ -159,6 +182,8 @@ template void Linear(Mat<bf16>, Mat<const bf16>, PackedWeight, Vec<const float>,
 #define MILLRACE_FOR(A)                                                                                  \
   template void RmsNorm(Mat<A>, Mat<const float>, Vec<const float>, float, Stream&);                     \
   template void AddRmsNorm(Mat<A>, Mat<float>, Mat<const float>, Vec<const float>, float, Stream&);      \
+  template void NormLinear(Mat<A>, const NormedInput<A>&, PackedWeight, Vec<const float>, Stream&);      \
+  template void NormGateUp(Mat<A>, const NormedInput<A>&, PackedWeight, Mat<A>, Stream&);                \
   template void RopeAppend(Mat<A>, KvLayer<A>, Vec<const float>, Vec<const float>, float, RopeTable,     \
                            Vec<const int32_t>, Vec<const int32_t>, Stream&);                             \
   template void PagedAttention(Mat<A>, Mat<const A>, KvLayer<A>, const AttentionBatch&, float, Stream&); \

@@ -17,6 +17,10 @@ void AddRmsNorm(Mat<A> out, Mat<float> residual, Mat<const float> delta, Vec<con
 template <class Y, class A>
 void Linear(Mat<Y> y, Mat<const A> x, PackedWeight w, Vec<const float> bias, Stream& stream);
 template <class A>
+void NormLinear(Mat<A> y, const NormedInput<A>& x, PackedWeight w, Vec<const float> bias, Stream& stream);
+template <class A>
+void NormGateUp(Mat<A> out, const NormedInput<A>& x, PackedWeight gate_up, Mat<A> products, Stream& stream);
+template <class A>
 void RopeAppend(Mat<A> qkv, KvLayer<A> kv, Vec<const float> q_norm, Vec<const float> k_norm, float eps, RopeTable rope,
                 Vec<const int32_t> positions, Vec<const int32_t> slots, Stream& stream);
 template <class A>

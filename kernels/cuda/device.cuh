@@ -68,6 +68,11 @@ __device__ __forceinline__ bf16 Round(float x) {
   return r;
 }
 
+// silu(gate) * up, the same bits wherever it is computed.
+__device__ __forceinline__ float SiluMul(float gate, float up) {
+  return __fmul_rn(__fdividef(gate, 1.0f + __expf(-gate)), up);
+}
+
 // W consecutive values as floats; W is 8 (16-byte accesses) or 1.
 template <int W>
 __device__ __forceinline__ void LoadPack(const bf16* p, float (&v)[W]) {
@@ -174,6 +179,12 @@ __device__ __forceinline__ uint32_t SharedAddress(const void* p) {
 // Copies 16 bytes to shared memory, or zeros if !valid.
 __device__ __forceinline__ void CopyAsync16(uint32_t to, const void* from, bool valid) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid ? 16 : 0) : "memory");
+}
+// The same under a policy of the second-level cache (hopper.cuh).
+__device__ __forceinline__ void CopyAsync16(uint32_t to, const void* from, bool valid, uint64_t policy) {
+  asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;" ::"r"(to), "l"(from),
+               "r"(valid ? 16 : 0), "l"(policy)
+               : "memory");
 }
 __device__ __forceinline__ void CommitCopies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 // Waits until at most N of the committed groups are under way.

@@ -4,7 +4,7 @@
 //   in order.
 #pragma once
 
-#include "kernels/cuda/device.cuh"
+#include "kernels/cuda/hopper.cuh"
 
 namespace millrace::cuda {
 
@@ -20,6 +20,15 @@ struct LinearArgs {
   int64_t m, n, k;
 };
 
+// A row of x as what it is the norm of: RmsNorm(residual + delta), in the bits of rows.cu.
+struct NormedArgs {
+  const float* residual;  // [m, k]
+  const float* delta;     // null: zero
+  const float* weight;    // [k]
+  float* sum;             // [m, k], not the residual: other blocks still read it
+  float eps;
+};
+
 __host__ __device__ constexpr int64_t TilesOf(int64_t k) { return DivideUp(k, kTileK); }
 __host__ __device__ constexpr int64_t TilesPerSegment(int64_t k) { return DivideUp(TilesOf(k), kSegments); }
 
@@ -30,16 +39,18 @@ __device__ __forceinline__ uint32_t Swizzled(uint32_t base, int r, int c) {
 }
 
 // What one thread brings of a tile: chunk c of kCount rows, kStep rows apart. kPacked: rows start at multiples of 16
-// bytes.
-template <int kCount, int kStep, bool kPacked>
+// bytes. kReadOnce: its lines are the first to leave the second-level cache.
+template <int kCount, int kStep, bool kPacked, bool kReadOnce>
 struct ChunkSource {
   const bf16* first;  // the first row's chunk of tile 0
   int64_t k;
   int chunk;
+  uint64_t policy = 0;   // if kReadOnce
   uint32_t present = 0;  // bit i: row i lies in the matrix
 
   __device__ __forceinline__ ChunkSource(const bf16* matrix, int64_t row, int64_t rows, int64_t row_length, int c)
       : first(matrix + row * row_length + c * 8), k(row_length), chunk(c) {
+    if constexpr (kReadOnce) policy = CachePolicy(true);
 #pragma unroll
     for (int i = 0; i < kCount; ++i) present |= row + i * kStep < rows ? 1u << i : 0u;
   }
@@ -51,7 +62,11 @@ struct ChunkSource {
     const bf16* from = first + i * (kStep * k) + tile * kTileK;
     if constexpr (kPacked) {
       const bool valid = in_matrix && at < k;
-      CopyAsync16(to, valid ? from : first, valid);
+      if constexpr (kReadOnce) {
+        CopyAsync16(to, valid ? from : first, valid, policy);
+      } else {
+        CopyAsync16(to, valid ? from : first, valid);
+      }
     } else {
       uint32_t pairs[4];
 #pragma unroll
@@ -83,6 +98,24 @@ void PreferSharedMemory(void (*kernel)(P...)) {
       cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared),
       "cudaFuncSetAttribute");
 }
+
+// For the products of small models: a layer's by one block a multiprocessor, and the vocabulary's.
+constexpr int64_t kResidentBlocks = 132;
+constexpr int64_t kMostResidentRows = 3;
+constexpr int64_t kMaxResidentK = 1024;  // where x is normalised
+// y = x W^T (+ bias) in float.
+constexpr bool IsResident(int64_t m, int64_t n, int64_t k) {
+  return m <= kMostResidentRows &&
+         ((n <= kResidentBlocks * 8 && TilesPerSegment(k) <= 12) ||
+          (n <= kResidentBlocks * 16 && TilesPerSegment(k) <= 8) || (n > 16384 && TilesPerSegment(k) <= 4));
+}
+void LinearResident(const LinearArgs& args, Stream& stream);
+// Of normalised x: y in bf16; and y [m, n / 2] = SiluMul of the product.
+constexpr bool IsNormResident(int64_t m, int64_t n, int64_t k) {
+  return m <= kMostResidentRows && n <= kResidentBlocks * 48 && k <= kMaxResidentK;
+}
+void NormLinearResident(const LinearArgs& args, const NormedArgs& normed, Stream& stream);
+void NormGateUpResident(const LinearArgs& args, const NormedArgs& normed, Stream& stream);
 
 // Up to 32 rows, and any number; their rows and the weights' start at multiples of 16 bytes.
 template <class Y>

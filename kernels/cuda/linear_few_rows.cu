@@ -24,12 +24,12 @@ struct Shape {
 };
 
 // Four rows at once: eight lanes bring one line.
-template <int kTiles, bool kPacked>
-using Source = ChunkSource<kTiles * 2, 4, kPacked>;  // tiles of 8 rows
+template <int kTiles, bool kPacked, bool kReadOnce>
+using Source = ChunkSource<kTiles * 2, 4, kPacked, kReadOnce>;  // tiles of 8 rows
 
 // The stage's rows from `first_row` on.
-template <int kTiles, bool kPacked>
-__device__ __forceinline__ void LoadTiles(uint32_t stage, int first_row, const Source<kTiles, kPacked>& rows,
+template <int kTiles, bool kPacked, bool kReadOnce>
+__device__ __forceinline__ void LoadTiles(uint32_t stage, int first_row, const Source<kTiles, kPacked, kReadOnce>& rows,
                                           int64_t tile) {
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
 #pragma unroll
@@ -71,16 +71,16 @@ __global__ void __launch_bounds__(kThreads) FewRowsKernel(LinearArgs args, int r
   const int64_t begin = warp * per_segment, end = min(begin + per_segment, tiles);
   const uint32_t ring = SharedAddress(shared) + static_cast<uint32_t>(warp * ring_bytes);
   const auto stage_at = [ring](int i) { return ring + static_cast<uint32_t>(i * S::kStageBytes); };
-  const Source<kX, kPacked> x(args.x, first_m + lane / 8, args.m, args.k, lane % 8);
-  const Source<kN, kPacked> w(args.w, first_n + lane / 8, args.n, args.k, lane % 8);
+  const Source<kX, kPacked, false> x(args.x, first_m + lane / 8, args.m, args.k, lane % 8);
+  const Source<kN, kPacked, kX == 1> w(args.w, first_n + lane / 8, args.n, args.k, lane % 8);
 
   for (int i = 0; i < S::kStages; ++i) {
-    if (begin + i < end) LoadTiles<kN, kPacked>(stage_at(i), kX * 8, w, begin + i);
+    if (begin + i < end) LoadTiles<kN, kPacked, kX == 1>(stage_at(i), kX * 8, w, begin + i);
   }
   AwaitInputs();
   float sum[(kX + 1) / 2][kN][4] = {};
   for (int i = 0; i < S::kStages; ++i) {
-    if (begin + i < end) LoadTiles<kX, kPacked>(stage_at(i), 0, x, begin + i);
+    if (begin + i < end) LoadTiles<kX, kPacked, false>(stage_at(i), 0, x, begin + i);
     CommitCopies();
   }
   int stage = 0;
@@ -91,8 +91,8 @@ __global__ void __launch_bounds__(kThreads) FewRowsKernel(LinearArgs args, int r
     __syncwarp();
     const int64_t ahead = tile + S::kStages;
     if (ahead < end) {
-      LoadTiles<kN, kPacked>(stage_at(stage), kX * 8, w, ahead);
-      LoadTiles<kX, kPacked>(stage_at(stage), 0, x, ahead);
+      LoadTiles<kN, kPacked, kX == 1>(stage_at(stage), kX * 8, w, ahead);
+      LoadTiles<kX, kPacked, false>(stage_at(stage), 0, x, ahead);
     }
     CommitCopies();
     stage = stage + 1 == S::kStages ? 0 : stage + 1;

@@ -15,6 +15,9 @@ void AddRmsNorm(Mat<bf16> out, Mat<float> residual, Mat<const float> delta, Vec<
                 Stream& stream);
 void Linear(Mat<bf16> y, Mat<const bf16> x, PackedWeight w, Vec<const float> bias, Stream& stream);
 void Linear(Mat<float> y, Mat<const bf16> x, PackedWeight w, Vec<const float> bias, Stream& stream);
+void Normalise(const NormedInput<bf16>& x, Stream& stream);  // fills x.sum and x.rows
+void NormLinear(Mat<bf16> y, const NormedInput<bf16>& x, PackedWeight w, Vec<const float> bias, Stream& stream);
+void NormGateUp(Mat<bf16> out, const NormedInput<bf16>& x, PackedWeight gate_up, Mat<bf16> products, Stream& stream);
 void RopeAppend(Mat<bf16> qkv, KvLayer<bf16> kv, Vec<const float> q_norm, Vec<const float> k_norm, float eps,
                 RopeTable rope, Vec<const int32_t> positions, Vec<const int32_t> slots, Stream& stream);
 void PagedAttention(Mat<bf16> out, Mat<const bf16> qkv, KvLayer<bf16> kv, const AttentionBatch& batch, float scale,

@@ -51,11 +51,12 @@ __device__ __forceinline__ float BlockSum(float x) {
   return all;
 }
 
-// x may be out. With kAdd x becomes x + delta first. A row that fits stays in the registers, N packs of each thread,
-// and its weights are there before its values are; N = 0 reads twice.
-template <int W, int N, bool kAdd>
+// With kSum the row is x + delta (null: zero), and goes to `total`, which may be x. A row that fits stays in the
+// registers, N packs of each thread, and its weights are there before its values are; N = 0 reads twice.
+template <int W, int N, bool kSum>
 __global__ void __launch_bounds__(kMaxRowThreads)
-    RmsNormKernel(bf16* out, float* x, const float* delta, const float* weight, int64_t cols, float eps) {
+    RmsNormKernel(bf16* out, float* total, const float* x, const float* delta, const float* weight, int64_t cols,
+                  float eps) {
   constexpr int kHeld = N > 0 ? N : 1;
   float v[kHeld][W], factors[kHeld][W];
   const int64_t begin = int64_t{threadIdx.x} * W, step = int64_t{blockDim.x} * W;
@@ -66,16 +67,18 @@ __global__ void __launch_bounds__(kMaxRowThreads)
     }
   }
   AwaitInputs();
-  float* const row = x + int64_t{blockIdx.x} * cols;
+  const int64_t row = int64_t{blockIdx.x} * cols;
   float sum = 0;
   const auto read = [&](int64_t c, float(&to)[W]) {
-    LoadPack<W>(row + c, to);
-    if constexpr (kAdd) {
-      float d[W];
-      LoadPack<W>(delta + int64_t{blockIdx.x} * cols + c, d);
+    LoadPack<W>(x + row + c, to);
+    if constexpr (kSum) {
+      if (delta != nullptr) {
+        float d[W];
+        LoadPack<W>(delta + row + c, d);
 #pragma unroll
-      for (int j = 0; j < W; ++j) to[j] += d[j];
-      StorePack<W>(row + c, to);
+        for (int j = 0; j < W; ++j) to[j] += d[j];
+      }
+      StorePack<W>(total + row + c, to);
     }
 #pragma unroll
     for (int j = 0; j < W; ++j) sum = __fmaf_rn(to[j], to[j], sum);
@@ -92,7 +95,7 @@ __global__ void __launch_bounds__(kMaxRowThreads)
   const auto write = [&](int64_t c, float(&values)[W], const float(&by)[W]) {
 #pragma unroll
     for (int j = 0; j < W; ++j) values[j] = values[j] * scale * by[j];
-    StorePack<W>(out + int64_t{blockIdx.x} * cols + c, values);
+    StorePack<W>(out + row + c, values);
   };
   if constexpr (N > 0) {
 #pragma unroll
@@ -101,7 +104,7 @@ __global__ void __launch_bounds__(kMaxRowThreads)
     }
   } else {
     for (int64_t c = begin; c < cols; c += step) {
-      LoadPack<W>(row + c, v[0]);
+      LoadPack<W>((kSum ? total : x) + row + c, v[0]);
       LoadPack<W>(weight + c, factors[0]);
       write(c, v[0], factors[0]);
     }
@@ -118,7 +121,7 @@ __global__ void SiluMulKernel(bf16* out, const bf16* gate_up, int64_t cols) {
   LoadPack<W>(gate_up + row * 2 * cols + c, gate);
   LoadPack<W>(gate_up + row * 2 * cols + cols + c, up);
 #pragma unroll
-  for (int j = 0; j < W; ++j) gate[j] = __fdividef(gate[j], 1.0f + __expf(-gate[j])) * up[j];
+  for (int j = 0; j < W; ++j) gate[j] = SiluMul(gate[j], up[j]);
   StorePack<W>(out + row * cols + c, gate);
 }
 
@@ -142,17 +145,18 @@ void CopyRows(Mat<Y> out, const bf16* from, Vec<const int32_t> ids, int64_t ids_
   }
 }
 
-template <bool kAdd>
-void Normalise(Mat<bf16> out, float* x, const float* delta, Vec<const float> weight, float eps, Stream& stream) {
+template <bool kSum>
+void LaunchNorm(Mat<bf16> out, float* total, const float* x, const float* delta, Vec<const float> weight, float eps,
+                Stream& stream) {
   if (out.rows == 0) return;
   const bool in_packs = InPacks(out.data, out.cols) && InPacks(x, out.cols) && InPacks(weight.data, out.cols) &&
-                        (!kAdd || InPacks(delta, out.cols));
+                        InPacks(total, out.cols) && InPacks(delta, out.cols);
   const int64_t packs = in_packs ? out.cols / 8 : out.cols;
-  const auto kernel = !in_packs                     ? RmsNormKernel<1, 0, kAdd>
-                      : packs <= kMaxRowThreads     ? RmsNormKernel<8, 1, kAdd>
-                      : packs <= 2 * kMaxRowThreads ? RmsNormKernel<8, 2, kAdd>
-                                                    : RmsNormKernel<8, 0, kAdd>;
-  Launch(stream, kernel, Grid(out.rows), ThreadsFor(packs, kMaxRowThreads), 0, out.data, x, delta, weight.data,
+  const auto kernel = !in_packs                     ? RmsNormKernel<1, 0, kSum>
+                      : packs <= kMaxRowThreads     ? RmsNormKernel<8, 1, kSum>
+                      : packs <= 2 * kMaxRowThreads ? RmsNormKernel<8, 2, kSum>
+                                                    : RmsNormKernel<8, 0, kSum>;
+  Launch(stream, kernel, Grid(out.rows), ThreadsFor(packs, kMaxRowThreads), 0, out.data, total, x, delta, weight.data,
          out.cols, eps);
 }
 
@@ -170,12 +174,17 @@ void GatherRows(Mat<bf16> out, Mat<const bf16> x, Vec<const int32_t> rows, Strea
 }
 
 void RmsNorm(Mat<bf16> out, Mat<const float> x, Vec<const float> weight, float eps, Stream& stream) {
-  Normalise<false>(out, const_cast<float*>(x.data), nullptr, weight, eps, stream);  // read only without kAdd
+  LaunchNorm<false>(out, nullptr, x.data, nullptr, weight, eps, stream);
 }
 
 void AddRmsNorm(Mat<bf16> out, Mat<float> residual, Mat<const float> delta, Vec<const float> weight, float eps,
                 Stream& stream) {
-  Normalise<true>(out, residual.data, delta.data, weight, eps, stream);
+  LaunchNorm<true>(out, residual.data, residual.data, delta.data, weight, eps, stream);
+}
+
+void Normalise(const NormedInput<bf16>& x, Stream& stream) {
+  LaunchNorm<true>(x.rows, x.sum.data, x.residual.data, x.delta.rows == 0 ? nullptr : x.delta.data, x.weight, x.eps,
+                   stream);
 }
 
 void Add(Mat<bf16> x, Mat<const bf16> delta, Stream& stream) {

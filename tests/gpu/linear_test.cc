@@ -85,15 +85,71 @@ TEST(GpuLinear, GivesARowTheSameBitsInAnyBatch) {
                                 {64, 48},
                                 {1088, 4224},
                                 {256, 8192},
+                                {1024, 2048},
                                 {4096, 130}}) {
     SCOPED_TRACE(testing::Message() << in << " -> " << out);
     constexpr int64_t kRows = 4096;
     const OnBoth both{Array<bf16>::Random(kRows, in, 4), Array<bf16>::Random(out, in, 5)};
     const Array<float> whole = both.Rows(0, kRows);
     for (const int64_t batch :
-         {1, 7, 8, 9, 16, 17, 32, 33, 64, 65, 128, 129, 192, 193, 256, 257, 384, 385, 512, 513, 1024, 1025, 2049}) {
+         {1, 2, 5, 7, 8, 9, 16, 17, 32, 33, 64, 65, 128, 129, 192, 193, 256, 257, 384, 385, 512, 513, 1024, 1025, 2049}) {
       for (const int64_t begin : {int64_t{0}, int64_t{1}, kRows - batch}) {
         ExpectSameBits(both.Rows(begin, batch), whole, begin);
+      }
+    }
+  }
+}
+
+// NormLinear and NormGateUp are AddRmsNorm (RmsNorm without a delta), Linear and SiluMul, to the bit, for every number
+// of rows: what they fuse at few rows shows nowhere.
+TEST(GpuLinear, FusedWithNormsAndSiluGivesTheSameBits) {
+  MILLRACE_NEEDS_GPU();
+  for (const auto& [in, out] : {std::pair{1024, 4096},
+                                {1024, 6144},
+                                {1024, 2048},
+                                {576, 960},
+                                {64, 48},
+                                {72, 528},
+                                {896, 9728},
+                                {2048, 4096},
+                                {4096, 6144},
+                                {111, 38}}) {
+    SCOPED_TRACE(testing::Message() << in << " -> " << out);
+    constexpr int64_t kRows = 40;
+    const OnGpu<float> residual(Array<float>::Random(kRows, in, 10)), delta(Array<float>::Random(kRows, in, 11)),
+        norm(Array<float>::Random(1, in, 12)), bias(Array<float>::Random(1, out, 13));
+    const OnGpu<bf16> w(Array<bf16>::Random(out, in, 14)), normed(kRows, in), products(kRows, out);
+    const PackedWeight weight{w.mat().data, out, in};
+    for (const bool adds : {true, false}) {
+      OnGpu<float> sum(Array<float>::Random(kRows, in, 10));
+      if (adds) AddRmsNorm(normed.mat(), sum.mat(), delta.mat(), norm.vec(), 1e-6f, GpuStream());
+      if (!adds) RmsNorm(normed.mat(), sum.mat(), norm.vec(), 1e-6f, GpuStream());
+      const OnGpu<bf16> linear(kRows, out), gated(kRows, out / 2);
+      Linear(linear.mat(), Mat<const bf16>(normed.mat()), weight, bias.vec(), GpuStream());
+      Linear(products.mat(), Mat<const bf16>(normed.mat()), weight, {}, GpuStream());
+      SiluMul(gated.mat(), products.mat(), GpuStream());
+      const Array<float> sums = sum.Host();
+      const Array<bf16> linears = linear.Host(), gates = gated.Host();
+      for (const int64_t rows : {1, 2, 3, 7, 8, 9, 16, 17, 40}) {
+        for (const int64_t begin : {int64_t{0}, kRows - rows}) {
+          const OnGpu<float> rows_sum(rows, in);
+          const OnGpu<bf16> y(rows, out), activated(rows, out / 2), room(rows, in), more_room(rows, out);
+          const NormedInput<bf16> x{rows_sum.mat(),
+                                    residual.mat().Rows(begin, rows),
+                                    adds ? Mat<const float>(delta.mat().Rows(begin, rows)) : Mat<const float>(),
+                                    norm.vec(),
+                                    1e-6f,
+                                    room.mat()};
+          const auto same = [&](const auto& part, const auto& whole) {
+            return std::memcmp(part.values.data(), whole.view().row(begin),
+                               part.values.size() * sizeof(part.values[0])) == 0;
+          };
+          NormLinear(y.mat(), x, weight, bias.vec(), GpuStream());
+          EXPECT_TRUE(same(y.Host(), linears)) << rows << " rows from " << begin;
+          EXPECT_TRUE(same(rows_sum.Host(), sums)) << rows << " rows from " << begin;
+          NormGateUp(activated.mat(), x, weight, more_room.mat(), GpuStream());
+          EXPECT_TRUE(same(activated.Host(), gates)) << rows << " rows from " << begin;
+        }
       }
     }
   }

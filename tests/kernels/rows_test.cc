@@ -50,6 +50,36 @@ TYPED_TEST(RowOps, AddRmsNormIsAddThenRmsNorm) {
   EXPECT_TRUE(SameBits(out.values, expected.values));
 }
 
+TYPED_TEST(RowOps, NormLinearAndNormGateUpAreTheirParts) {
+  Stream stream = TestStream(2);
+  constexpr int64_t kRows = 5, kIn = 111, kOut = 70;
+  const auto residual = Array<float>::Random(kRows, kIn, 1), delta = Array<float>::Random(kRows, kIn, 2);
+  const auto norm = Array<float>::Random(1, kIn, 3), bias = Array<float>::Random(1, kOut, 4);
+  const Packed w(Array<bf16>::Random(kOut, kIn, 5), stream);
+  for (const bool adds : {false, true}) {
+    auto expected_sum = residual;
+    Array<TypeParam> rows(kRows, kIn), expected(kRows, kOut), products(kRows, kOut), gated(kRows, kOut / 2);
+    if (adds) {
+      AddRmsNorm(rows.mat(), expected_sum.mat(), delta.view(), norm.vec(), kEps, stream);
+    } else {
+      RmsNorm(rows.mat(), residual.view(), norm.vec(), kEps, stream);
+    }
+    Linear(expected.mat(), rows.view(), w.weight, bias.vec(), stream);
+    Linear(products.mat(), rows.view(), w.weight, {}, stream);
+    SiluMul(gated.mat(), products.view(), stream);
+
+    Array<float> sum(kRows, kIn);
+    Array<TypeParam> y(kRows, kOut), out(kRows, kOut / 2), room(kRows, kIn), more_room(kRows, kOut);
+    const NormedInput<TypeParam> x{sum.mat(), residual.view(), adds ? delta.view() : Mat<const float>(), norm.vec(),
+                                   kEps,      room.mat()};
+    NormLinear(y.mat(), x, w.weight, bias.vec(), stream);
+    EXPECT_TRUE(SameBits(y.values, expected.values));
+    EXPECT_TRUE(SameBits(sum.values, expected_sum.values));
+    NormGateUp(out.mat(), x, w.weight, more_room.mat(), stream);
+    EXPECT_TRUE(SameBits(out.values, gated.values));
+  }
+}
+
 TYPED_TEST(RowOps, AddAddsAndRounds) {
   Stream stream = TestStream(2);
   const auto delta = Array<TypeParam>::Random(3, 111, 1), before = Array<TypeParam>::Random(3, 111, 2);

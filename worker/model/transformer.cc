@@ -34,7 +34,8 @@ template <class A>
 Mat<const float> Transformer<A>::Forward(const ForwardInput& in, const KvCache<A>& kv, Stream& stream) {
   const int64_t num_rows = in.tokens.size, num_logit_rows = in.logit_rows.size;
   const auto rows = [num_rows](Mat<A> all) { return all.Rows(0, num_rows); };
-  const Mat<float> x = activations_.residual.Rows(0, num_rows), delta = activations_.delta.Rows(0, num_rows);
+  const Mat<float> delta = activations_.delta.Rows(0, num_rows);
+  Mat<float> x = activations_.residual.Rows(0, num_rows), sum = activations_.sum.Rows(0, num_rows);
   const Mat<A> h = rows(activations_.hidden);
   const Mat<A> qkv = rows(activations_.qkv), attention = rows(activations_.attention);
   const Mat<A> gate_up = rows(activations_.gate_up), activated = rows(activations_.activated);
@@ -42,26 +43,30 @@ Mat<const float> Transformer<A>::Forward(const ForwardInput& in, const KvCache<A
   const float eps = config_.rms_norm_eps;
   const float scale = 1 / std::sqrt(static_cast<float>(config_.head_dim));
 
+  // What a norm is taken of: x + added, which the op leaves in `sum`.
+  const auto normed = [&](Mat<const float> added, Vec<const float> weight) {
+    return NormedInput<A>{sum, x, added, weight, eps, h};
+  };
+
   Embedding(x, weights_.embedding, in.tokens, stream);
-  RmsNorm(h, x, weights_.layers.front().attention_norm, eps, stream);
   for (int i = 0; i < config_.num_layers; ++i) {
     const LayerWeights& layer = weights_.layers[static_cast<size_t>(i)];
-    Linear<A, A>(qkv, h, layer.qkv, layer.qkv_bias, stream);
+    const bool is_first = i == 0;
+    NormLinear(qkv, normed(is_first ? Mat<const float>() : delta, layer.attention_norm), layer.qkv, layer.qkv_bias,
+               stream);
+    std::swap(x, sum);
     // Before attention reads: a sequence may read what another writes in this step.
     RopeAppend(qkv, kv.layer(i), layer.q_norm, layer.k_norm, eps, rope, in.positions, in.kv_slots, stream);
     PagedAttention(attention, qkv, kv.layer(i), in.attention, scale, stream);
     Linear<float, A>(delta, attention, layer.output, {}, stream);
     communicator_.AllReduce(delta, stream);
-    AddRmsNorm(h, x, delta, layer.mlp_norm, eps, stream);  // x += delta; h = norm(x)
 
-    Linear<A, A>(gate_up, h, layer.gate_up, {}, stream);
-    SiluMul(activated, gate_up, stream);
+    NormGateUp(activated, normed(delta, layer.mlp_norm), layer.gate_up, gate_up, stream);
+    std::swap(x, sum);
     Linear<float, A>(delta, activated, layer.down, {}, stream);
     communicator_.AllReduce(delta, stream);
-    const bool is_last = i + 1 == config_.num_layers;
-    AddRmsNorm(h, x, delta, is_last ? weights_.final_norm : weights_.layers[static_cast<size_t>(i + 1)].attention_norm,
-               eps, stream);
   }
+  AddRmsNorm(h, x, delta, weights_.final_norm, eps, stream);
   const Mat<float> logits = activations_.logits.Rows(0, num_logit_rows);
   if (num_logit_rows == 0) return logits;
   const Mat<A> last = activations_.last.Rows(0, num_logit_rows);
@@ -75,6 +80,7 @@ size_t Transformer<A>::Place(std::byte* memory, const StepLimits& limits) {
   const int64_t hidden = config_.hidden_size, dim = config_.head_dim, q = config_.num_heads * dim;
   Carver carver(memory);
   activations_ = {.residual = carver.TakeMat<float>(limits.rows, hidden),
+                  .sum = carver.TakeMat<float>(limits.rows, hidden),
                   .hidden = carver.TakeMat<A>(limits.rows, hidden),
                   .delta = carver.TakeMat<float>(limits.rows, hidden),
                   .qkv = carver.TakeMat<A>(limits.rows, q + 2 * config_.num_kv_heads * dim),

@@ -51,7 +51,7 @@ class Transformer {
 
  private:
   struct Activations {
-    Mat<float> residual;            // [T, C]
+    Mat<float> residual, sum;       // [T, C] in turn
     Mat<A> hidden;                  // [T, C]
     Mat<float> delta;               // [T, C]
     Mat<A> qkv;                     // [T, (H + 2K) D]
