@@ -2,7 +2,7 @@
 // warps take one segment of K each, through a ring of stages of their own in shared memory (cp.async, 128-byte lines),
 // multiply with mma.sync (x is the 16-row side, weights the 8-column side), and the block adds the four sums in order.
 // The first ring of weights is under way before the inputs are ready. Bound: bytes, 2 per weight. H200, 2026-11-30,
-// share of a copy's 4228 GB/s at M = 1 / 16: 4096 -> 24576 97 / 92 %, 12288 -> 4096 95 / 91 %, 4096 -> 4096 76 / 72 %,
+// share of a copy's 4228 GB/s at M = 1 / 16: 4096 -> 24576 97 / 92 %, 12288 -> 4096 101 / 91 %, 4096 -> 4096 89 / 72 %,
 // 4096 -> 151936 106 / 100 %, 1024 -> 4096 62 / 57 %, 2048 -> 1024 32 / 33 % (3.1 us, latency).
 #include <algorithm>
 
@@ -61,7 +61,8 @@ __device__ __forceinline__ void MultiplyStage(float (&sum)[(kX + 1) / 2][kN][4],
   }
 }
 
-template <int kX, int kN, int kib, class Y, bool kPacked>
+// kReadOnce: the weights are the first to leave the second-level cache.
+template <int kX, int kN, int kib, class Y, bool kPacked, bool kReadOnce>
 __global__ void __launch_bounds__(kThreads) FewRowsKernel(LinearArgs args, int ring_bytes) {
   using S = Shape<kX, kN, kib>;
   extern __shared__ __align__(1024) uint8_t shared[];
@@ -72,10 +73,10 @@ __global__ void __launch_bounds__(kThreads) FewRowsKernel(LinearArgs args, int r
   const uint32_t ring = SharedAddress(shared) + static_cast<uint32_t>(warp * ring_bytes);
   const auto stage_at = [ring](int i) { return ring + static_cast<uint32_t>(i * S::kStageBytes); };
   const Source<kX, kPacked, false> x(args.x, first_m + lane / 8, args.m, args.k, lane % 8);
-  const Source<kN, kPacked, kX == 1> w(args.w, first_n + lane / 8, args.n, args.k, lane % 8);
+  const Source<kN, kPacked, kReadOnce> w(args.w, first_n + lane / 8, args.n, args.k, lane % 8);
 
   for (int i = 0; i < S::kStages; ++i) {
-    if (begin + i < end) LoadTiles<kN, kPacked, kX == 1>(stage_at(i), kX * 8, w, begin + i);
+    if (begin + i < end) LoadTiles<kN, kPacked, kReadOnce>(stage_at(i), kX * 8, w, begin + i);
   }
   AwaitInputs();
   float sum[(kX + 1) / 2][kN][4] = {};
@@ -91,7 +92,7 @@ __global__ void __launch_bounds__(kThreads) FewRowsKernel(LinearArgs args, int r
     __syncwarp();
     const int64_t ahead = tile + S::kStages;
     if (ahead < end) {
-      LoadTiles<kN, kPacked, kX == 1>(stage_at(stage), kX * 8, w, ahead);
+      LoadTiles<kN, kPacked, kReadOnce>(stage_at(stage), kX * 8, w, ahead);
       LoadTiles<kX, kPacked, false>(stage_at(stage), 0, x, ahead);
     }
     CommitCopies();
@@ -126,13 +127,13 @@ __global__ void __launch_bounds__(kThreads) FewRowsKernel(LinearArgs args, int r
 // --- Launchers
 // -----------------------------------------------------------------------------------------------------------
 
-template <int kX, int kN, int kib, class Y, bool kPacked>
+template <int kX, int kN, int kib, class Y, bool kPacked, bool kReadOnce = false>
 void LaunchFew(const LinearArgs& args, Stream& stream) {
   using S = Shape<kX, kN, kib>;
   const int stages = static_cast<int>(std::min<int64_t>(S::kStages, TilesPerSegment(args.k)));
   const int ring_bytes = std::max(stages * S::kStageBytes, kX * 8 * kN * 8 * 4);  // or a segment's sums
-  PreferSharedMemory(FewRowsKernel<kX, kN, kib, Y, kPacked>);
-  Launch(stream, FewRowsKernel<kX, kN, kib, Y, kPacked>,
+  PreferSharedMemory(FewRowsKernel<kX, kN, kib, Y, kPacked, kReadOnce>);
+  Launch(stream, FewRowsKernel<kX, kN, kib, Y, kPacked, kReadOnce>,
          dim3(Grid(DivideUp(args.n, kN * 8)), Grid(DivideUp(args.m, kX * 8))), kThreads,
          static_cast<size_t>(kSegments * ring_bytes), args, ring_bytes);
 }
@@ -146,7 +147,7 @@ void LinearFewRows(const LinearArgs& args, Stream& stream) {
   const bool short_k = args.k <= 1024;
   if (args.m <= 8) {
     if (args.n <= 2048) return LaunchFew<1, 1, 24, Y, true>(args, stream);
-    if (args.n <= 4096 && !short_k) return LaunchFew<1, 2, 24, Y, true>(args, stream);
+    if (args.n <= 4096 && !short_k) return LaunchFew<1, 2, 24, Y, true, true>(args, stream);
     if (args.n <= 8192 && !short_k) return LaunchFew<1, 2, 20, Y, true>(args, stream);
     return LaunchFew<1, 4, 24, Y, true>(args, stream);
   }
