@@ -2,8 +2,8 @@
 // warps take one segment of K each, through a ring of stages of their own in shared memory (cp.async, 128-byte lines),
 // multiply with mma.sync (x is the 16-row side, weights the 8-column side), and the block adds the four sums in order.
 // The first ring of weights is under way before the inputs are ready. Bound: bytes, 2 per weight. H200, 2026-11-30,
-// share of a copy's 4228 GB/s at M = 1 / 16: 4096 -> 24576 97 / 92 %, 12288 -> 4096 101 / 91 %, 4096 -> 4096 89 / 72 %,
-// 4096 -> 151936 106 / 100 %, 1024 -> 4096 62 / 57 %, 2048 -> 1024 32 / 33 % (3.1 us, latency).
+// share of a copy's 4228 GB/s at M = 1 / 16: 4096 -> 24576 102 / 95 %, 12288 -> 4096 100 / 95 %, 4096 -> 4096 93 / 84
+// %, 4096 -> 151936 106 / 100 %, 1024 -> 4096 62 / 57 %, 2048 -> 1024 32 / 33 % (3.1 us, latency).
 #include <algorithm>
 
 #include "kernels/cuda/linear.cuh"

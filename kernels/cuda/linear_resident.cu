@@ -5,8 +5,8 @@
 // one before that, still runs. Then x comes, mma.sync multiplies (x is the 16-row side, weights the 8-column side), and
 // the block adds the four sums in order. Rows that are normalised are so by every block, in the order of rows.cu; the
 // first block writes the sum. Bound: bytes, 2 per weight, and what a kernel that waits for the one before it costs.
-// H200, 2026-11-30, Qwen3-0.6B at one row, a layer without attention (these four and RopeAppend): 14.9 us, of which the
-// bytes need 7.5 at a copy's 4189 GB/s (50 %); 1024 -> 151936 71.3 us (104 %).
+// H200, 2026-11-30, Qwen3-0.6B at one row, a layer without attention (these four and RopeAppend): 14.7 us, of which the
+// bytes need 7.5 at a copy's 4189 GB/s (51 %); 1024 -> 151936 71.5 us (104 %).
 #include <algorithm>
 
 #include "kernels/cuda/linear.cuh"
