@@ -10,8 +10,11 @@
 namespace millrace {
 
 // The order in the queue and among a worker's prefills, lowest first: priority, then those that ran before, then
-// left / (1 + waited / limit), with `left` the predicted seconds of prefill that remain.
+// left / (1 + waited / limit), with `left` the predicted seconds of prefill that remain; what is late yields.
 int64_t PrefillRank(const Sequence& sequence, double left, Time now);
+
+// Its first token comes later than its limit even if its prefill starts now.
+bool IsLate(const Sequence& sequence, double left, Time now);
 
 // A worker as a candidate.
 struct WorkerLoad {
@@ -21,7 +24,14 @@ struct WorkerLoad {
   double context;      // their tokens
   double prefills;     // slots that prefill
   double wait;         // seconds of prefill that go before this one
+  double output;       // tokens that an answer is expected to have
 };
+
+// By how much prefill takes longer there than its own seconds: the rest of each step is the decoding rows'.
+double Slowdown(const WorkerLoad& worker);
+
+// Until its first token, and with so many more, whose own prefill takes `own` seconds.
+double AnswerSeconds(const WorkerLoad& worker, double own, double tokens);
 
 // Cost of running a prompt of `tokens` tokens there, whose own prefill takes `own` seconds.
 double PlacementCost(const WorkerLoad& worker, double own, double tokens);

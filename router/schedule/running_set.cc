@@ -18,7 +18,6 @@ RunningSet::RunningSet(WorkerId id, uint32_t place, const worker::v1::Ready& rea
                        const PrefixHasher* hasher, PrefixIndex* index)
     : id_(id),
       place_(place),
-      cost_(ready.step_cost()),
       step_target_(std::max(ready.step_target_us(), 1u) * 1e-6),
       block_tokens_(ready.block_tokens()),
       lease_tokens_ahead_(static_cast<uint32_t>(std::clamp(options.lease_tokens_ahead, 0, 1 << 16))),
@@ -26,6 +25,7 @@ RunningSet::RunningSet(WorkerId id, uint32_t place, const worker::v1::Ready& rea
       max_preemptions_(options.max_preemptions),
       hasher_(hasher),
       index_(index),
+      fit_(ready.step_cost()),
       pool_(ready.num_blocks()),
       slots_(ready.num_slots()) {
   for (uint32_t slot = ready.num_slots(); slot-- > 0;) free_slots_.push_back(slot);
@@ -41,13 +41,14 @@ uint32_t RunningSet::UsableBlocks(const Sequence& sequence, uint32_t depth) cons
   return sequence.wants_prompt_logprobs() ? 0 : std::min(depth, (sequence.length() - 1) / block_tokens_);
 }
 
-WorkerLoad RunningSet::Load(int64_t rank) const {
-  WorkerLoad load{&cost_,
+WorkerLoad RunningSet::Load(int64_t rank, double output) const {
+  WorkerLoad load{&cost(),
                   step_target_,
                   static_cast<double>(decode_rows_),
                   static_cast<double>(decode_context_),
                   static_cast<double>(prefills_.size()),
-                  0};
+                  0,
+                  output};
   for (const uint32_t slot : prefills_) {
     if (slots_[slot].rank > rank) break;
     load.wait += slots_[slot].left;
@@ -103,7 +104,7 @@ bool RunningSet::Admit(Sequence* sequence, const PrefixIndex::Match& match, Time
   while ((slot.num_named + 1) * block_tokens_ <= sequence->length() && Name(&slot, id)) {
   }
   slot.prefilling = true;
-  slot.left = PrefillSeconds(cost_, slot.num_computed, sequence->length() - slot.num_computed);
+  slot.left = PrefillSeconds(cost(), slot.num_computed, sequence->length() - slot.num_computed);
   slot.rank = slot.told_rank = PrefillRank(*sequence, slot.left, now);
   const auto after = std::upper_bound(prefills_.begin(), prefills_.end(), slot.rank,
                                       [&](int64_t rank, uint32_t other) { return rank < slots_[other].rank; });
@@ -171,7 +172,7 @@ void RunningSet::Computed(RunningSlot* slot, uint32_t num_computed) {
     return true;
   });
   if (slot->prefilling) {
-    slot->left = PrefillSeconds(cost_, num_computed, slot->sequence->length() - num_computed);
+    slot->left = PrefillSeconds(cost(), num_computed, slot->sequence->length() - num_computed);
   }
 }
 

@@ -16,6 +16,7 @@
 #include "router/schedule/placement.h"
 #include "router/schedule/prefix_index.h"
 #include "router/schedule/sequence.h"
+#include "router/schedule/step_cost_fit.h"
 
 namespace millrace {
 
@@ -51,7 +52,8 @@ class RunningSet {
   absl::Status Adopt(absl::Span<const worker::v1::CachedBlocks> cached, uint32_t vocab_size);
 
   WorkerId id() const { return id_; }
-  const worker::v1::StepCost& cost() const { return cost_; }
+  const worker::v1::StepCost& cost() const { return fit_.cost(); }
+  bool cost_is_measured() const { return fit_.confident(); }
   const BlockPool& pool() const { return pool_; }
   const std::vector<RunningSlot>& slots() const { return slots_; }
   int64_t pool_tokens() const { return int64_t{pool_.size()} * block_tokens_; }
@@ -79,7 +81,7 @@ class RunningSet {
 
   // Placement. Leading blocks of `depth` matched ones that the sequence can use: at least one token is left to compute.
   uint32_t UsableBlocks(const Sequence& sequence, uint32_t depth) const;
-  WorkerLoad Load(int64_t rank) const;
+  WorkerLoad Load(int64_t rank, double output) const;
   // False, and nothing is changed, if its blocks and its lease do not fit now. REQUIRES: open().
   bool Admit(Sequence* sequence, const PrefixIndex::Match& match, Time now);
   // Puts the prefills in order as of now; if the worker would take them in another order, it is sent new ranks.
@@ -92,6 +94,7 @@ class RunningSet {
   void Computed(RunningSlot* slot, uint32_t num_computed);
   void Appended(RunningSlot* slot, uint32_t num_tokens);  // the sequence has them already
   void Stalled(RunningSlot* slot);
+  void Measured(const worker::v1::StepReport& report) { fit_.Add(report); }
 
   // The slot goes: at once if the worker has emptied it or does not know of it, otherwise with the next edit.
   // `poisoned`: what it computed is not to be found again. Returns the sequences that waited for its blocks, whose
@@ -135,7 +138,6 @@ class RunningSet {
 
   const WorkerId id_;
   const uint32_t place_;
-  const worker::v1::StepCost cost_;
   const double step_target_;
   const uint32_t block_tokens_;
   const uint32_t lease_tokens_ahead_;
@@ -144,6 +146,7 @@ class RunningSet {
   const PrefixHasher* const hasher_;
   PrefixIndex* const index_;
 
+  StepCostFit fit_;
   BlockPool pool_;
   std::vector<RunningSlot> slots_;
   std::vector<uint32_t> free_slots_;

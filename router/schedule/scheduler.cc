@@ -26,6 +26,8 @@ void Scheduler::State::End(Sequence* sequence) {
   sequence->place = Sequence::Place::kEnded;
   if (sequence->due() != kNever) deadlines.erase({sequence->due(), sequence->id});
   counts.paused -= sequence->paused();
+  if (sequence->tenant != nullptr) queue.Leave(sequence->tenant);
+  sequence->tenant = nullptr;
   ended.push_back(sequence->id);
 }
 

@@ -35,6 +35,9 @@ struct SchedulerOptions {
   uint64_t hash_key[2] = {0, 0};  // of the prefix index; drawn at start-up, so that collisions cannot be prepared
 };
 
+// Payload of a refusal that may be tried again: milliseconds to wait before, in decimal.
+inline constexpr char kRetryAfterMs[] = "millrace.retry_after_ms";
+
 // One output to generate; a request with n choices is n of them, submitted together, and shares the prompt's blocks.
 struct SequenceSpec {
   std::vector<int32_t> prompt;  // at least one token
@@ -44,6 +47,7 @@ struct SequenceSpec {
   int32_t min_tokens = 0;
   int32_t max_tokens = 0;  // >= 1
   std::string cache_salt;
+  std::string tenant;      // who shares fairly with whom; empty: nobody's
   int priority = 0;        // higher goes first
   Time deadline = kNever;  // a queued sequence never starts after it, a running one is stopped
 };
@@ -86,7 +90,8 @@ struct WorkerCounts {
 struct SchedulerCounts {
   int64_t queued = 0, running = 0;
   int64_t paused = 0;  // of both
-  uint64_t finished = 0, generated_tokens = 0, prompt_tokens = 0, cached_tokens = 0, preemptions = 0;
+  uint64_t finished = 0, refused = 0, shed = 0, generated_tokens = 0, prompt_tokens = 0, cached_tokens = 0,
+           preemptions = 0;
 };
 
 class Scheduler {
@@ -110,8 +115,10 @@ class Scheduler {
   // An error means that the report breaks the contract: the caller ends the stream and removes the worker.
   absl::Status Apply(WorkerId worker, const worker::v1::StepReport& report, Time now);
 
-  // Sequences. INVALID_ARGUMENT, OUT_OF_RANGE (context), RESOURCE_EXHAUSTED (queue, pool), UNAVAILABLE (no worker ever
-  // seen), FAILED_PRECONDITION (quarantined content). Either all are taken or none.
+  // Sequences. INVALID_ARGUMENT, OUT_OF_RANGE (context), RESOURCE_EXHAUSTED (pool; queue, a deadline that cannot be
+  // met: with kRetryAfterMs), UNAVAILABLE (no worker ever seen), FAILED_PRECONDITION (quarantined content). Either all
+  // are taken or none. A full queue sheds the heaviest of what waits, which ends with that status too, if that is
+  // heavier than what comes.
   absl::StatusOr<std::vector<SequenceId>> Submit(std::vector<SequenceSpec> specs, Time now);
   // Ends it without an event; its memory is given back with the next edit.
   void Cancel(SequenceId sequence, Time now);

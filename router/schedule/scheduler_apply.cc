@@ -6,6 +6,12 @@
 #include "router/schedule/scheduler_state.h"
 
 namespace millrace {
+namespace {
+
+constexpr double kOutputsRemembered = 256;
+constexpr double kOutputWeight = 2;  // of a token of output, beside a computed one of a prompt
+
+}  // namespace
 
 absl::Status Scheduler::Apply(WorkerId id, const worker::v1::StepReport& report, Time now) {
   State& state = *state_;
@@ -17,7 +23,11 @@ absl::Status Scheduler::Apply(WorkerId id, const worker::v1::StepReport& report,
   }
   if (absl::Status status = worker.set->Applied(report.applied_edit()); !status.ok()) return status;
   worker.steps = report.step();
-  if (report.step_us() != 0) worker.last_step_us = report.step_us();
+  if (report.step_us() != 0) {
+    worker.last_step_us = report.step_us();
+    worker.set->Measured(report);
+    state.last_cost = worker.set->cost();
+  }
   for (const worker::v1::Progress& progress : report.prefill()) {
     if (absl::Status status = state.ApplyProgress(&worker, progress, report.applied_edit()); !status.ok())
       return status;
@@ -128,6 +138,7 @@ absl::Status Scheduler::State::ApplyRow(Worker* worker, const worker::v1::Row& r
     sequence.report.last_token = now;
     counts.generated_tokens += static_cast<uint64_t>(row.token_ids_size());
     GotFurther(&sequence);
+    queue.Charge(sequence, kOutputWeight * row.token_ids_size(), false);
     worker->set->Appended(&slot, static_cast<uint32_t>(row.token_ids_size()));
   }
   if (row.finish_reason() == worker::v1::FINISH_REASON_UNSPECIFIED) return absl::OkStatus();
@@ -139,6 +150,7 @@ absl::Status Scheduler::State::ApplyRow(Worker* worker, const worker::v1::Row& r
   }
   --counts.running;
   ++counts.finished;
+  expected_output += (sequence.report.generated_tokens - expected_output) / kOutputsRemembered;
   End(&sequence);
   for (Sequence* orphan : worker->set->Stop(row.slot(), true, failed)) Return(orphan, now);
   return absl::OkStatus();

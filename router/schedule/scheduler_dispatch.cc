@@ -1,6 +1,7 @@
 // From the queue to workers.
 #include <algorithm>
 
+#include "absl/strings/str_cat.h"
 #include "router/schedule/scheduler_state.h"
 
 namespace millrace {
@@ -54,14 +55,14 @@ Scheduler::State::Outcome Scheduler::State::Place(Sequence* sequence, Time now) 
   absl::InlinedVector<uint32_t, 16> full;  // do not have the blocks now
   for (;;) {
     uint32_t best = kNone;
-    double best_cost = 0, best_own = 0, best_wait = 0, least_wait = 0, least_own = 0;
+    double best_cost = 0, best_own = 0, best_wait = 0, best_seconds = 0, least_wait = 0, least_own = 0;
     bool any_open = false;
     for (uint32_t place = 0; place < workers.size(); ++place) {
       if (!candidates[place].open) continue;
       const RunningSet& set = *workers[place].set;
       if (sequence->max_length > set.pool_tokens()) continue;
       const double own = PrefillLeft(set, *sequence, match.depth[place]);
-      WorkerLoad load = set.Load(PrefillRank(*sequence, own, now));
+      WorkerLoad load = set.Load(PrefillRank(*sequence, own, now), expected_output);
       load.wait += candidates[place].promised;
       least_wait = any_open ? std::min(least_wait, load.wait) : load.wait;
       least_own = any_open ? std::min(least_own, own) : own;
@@ -73,6 +74,7 @@ Scheduler::State::Outcome Scheduler::State::Place(Sequence* sequence, Time now) 
       best_cost = cost;
       best_own = own;
       best_wait = load.wait;
+      best_seconds = AnswerSeconds(load, own, expected_output / 2);
     }
     if (best == kNone) {
       // Nowhere: the cheapest worker is kept for it, so that smaller ones behind cannot take its blocks for ever.
@@ -85,6 +87,13 @@ Scheduler::State::Outcome Scheduler::State::Place(Sequence* sequence, Time now) 
       sequence->left = least_own;
       queue.Update(sequence, now);
       return least_wait >= ahead ? Outcome::kAllBusy : Outcome::kWaits;
+    }
+    if (!sequence->returned && Misses(*sequence, best_seconds, now) && workers[best].set->cost_is_measured()) {
+      Detach(sequence, now);
+      ++counts.shed;
+      Fail(sequence, Busy(absl::StrCat("its answer takes ", static_cast<int64_t>(best_seconds * 1000),
+                                       " ms; its deadline is in ", (sequence->deadline - now) / 1000, " ms")));
+      return Outcome::kWaits;
     }
     if (workers[best].set->Admit(sequence, match, now)) {
       queue.Remove(sequence);
@@ -110,6 +119,7 @@ void Scheduler::State::Admitted(Sequence* sequence, Time now) {
   report.predicted_cached_tokens =
       static_cast<int32_t>(set.UsableBlocks(*sequence, match.depth[sequence->worker]) * block_tokens);
   counts.cached_tokens += static_cast<uint64_t>(report.cached_tokens);
+  queue.Charge(*sequence, sequence->length() - report.cached_tokens, true);
 }
 
 }  // namespace millrace

@@ -74,11 +74,9 @@ absl::StatusOr<WorkerId> Scheduler::AddWorker(const worker::v1::Ready& ready, Ti
   if (state.queue.size() > 0) set->StartSlowly();
   state.workers[place] = {std::move(set)};
   state.places[id] = place;
-  size_t num_blocks = 0;
-  for (const State::Worker& worker : state.workers) num_blocks += worker.set == nullptr ? 0 : worker.set->pool().size();
-  state.index->Reserve(num_blocks);
   state.last_cost = ready.step_cost();
   state.UpdateLargestPool(now);
+  state.ReserveIndex();
   state.Dispatch(now);
   return id;
 }
@@ -132,6 +130,12 @@ std::optional<double> Scheduler::WorkLeft(WorkerId worker) const {
   const uint32_t place = state_->PlaceOf(worker);
   if (place == kNone || !state_->workers[place].set->has_work()) return std::nullopt;
   return state_->workers[place].set->PrefillLeft();
+}
+
+void Scheduler::State::ReserveIndex() {
+  size_t blocks = 0;
+  for (const Worker& worker : workers) blocks += worker.set == nullptr ? 0 : worker.set->pool().size();
+  index->Reserve(blocks);
 }
 
 // A queued sequence that no worker could ever hold would wait for ever: it fails. Without workers it waits for one.

@@ -38,11 +38,14 @@ struct Scheduler::State {
   // Fleet.
   uint32_t PlaceOf(WorkerId worker) const;  // kNone: no such worker
   void UpdateLargestPool(Time now);
+  void ReserveIndex();
   absl::Status CheckReady(const worker::v1::Ready& ready) const;
 
   // Sequences.
   absl::Status CheckSpec(const SequenceSpec& spec) const;
+  std::unique_ptr<Sequence> Make(SequenceSpec spec, Time now);
   void Enqueue(Sequence* sequence, Time now);  // predicts its prefill first
+  void Predict(Sequence* sequence);            // into `left`, and `match`
   void Return(Sequence* sequence, Time now);   // from a worker, to the front of its priority
   void Return(const RunningSet::Evicted& evicted, Time now);
   void Detach(Sequence* sequence, Time now);  // from the queue or its worker
@@ -61,6 +64,13 @@ struct Scheduler::State {
   PrefixHash ContentOf(const PrefixHash& root, const std::vector<int32_t>& prompt, size_t num_prompt,
                        worker::v1::Sampling sampling) const;
   absl::Status CheckContent(const SequenceSpec& spec, Time now);
+
+  // What the queue takes.
+  using Sequences = std::vector<std::unique_ptr<Sequence>>;
+  absl::Status CheckDeadline(Sequence* sequence, Time now);
+  absl::Status MakeRoom(const Sequences& comers, Time now);
+  absl::Status Busy(std::string message) const;                           // RESOURCE_EXHAUSTED, with kRetryAfterMs
+  bool Misses(const Sequence& sequence, double seconds, Time now) const;  // its deadline
 
   // Placement.
   void FindPrefix(Sequence* sequence);  // into `match`
@@ -99,7 +109,7 @@ struct Scheduler::State {
 
   SequenceId on_trial = 0;  // the suspect that was admitted last
   QuarantinedContents quarantined;
-
+  double expected_output = 256;       // tokens; follows what ends
   PrefixIndex::Match match;           // scratch of dispatch
   std::vector<Candidate> candidates;  // by place
   std::vector<Sequence*> first;

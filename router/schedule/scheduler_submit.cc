@@ -8,6 +8,9 @@ namespace millrace {
 
 absl::Status Scheduler::State::CheckSpec(const SequenceSpec& spec) const {
   const auto check_tokens = [&](const char* name, const auto& tokens) {
+    uint32_t highest = 0;  // a negative one counts as high
+    for (const int32_t token : tokens) highest = std::max(highest, static_cast<uint32_t>(token));
+    if (highest < model->vocab_size()) return absl::OkStatus();
     for (int i = 0; i < static_cast<int>(tokens.size()); ++i) {
       if (tokens[i] >= 0 && static_cast<uint32_t>(tokens[i]) < model->vocab_size()) continue;
       return absl::InvalidArgumentError(
@@ -47,43 +50,49 @@ absl::Status Scheduler::State::CheckSpec(const SequenceSpec& spec) const {
   return status;
 }
 
+std::unique_ptr<Sequence> Scheduler::State::Make(SequenceSpec spec, Time now) {
+  auto sequence = std::make_unique<Sequence>();
+  sequence->id = next_sequence++;
+  sequence->num_prompt = static_cast<uint32_t>(spec.prompt.size());
+  sequence->max_length = sequence->num_prompt + static_cast<uint32_t>(spec.max_tokens);
+  sequence->min_length = spec.min_tokens == 0 ? 0 : sequence->num_prompt + static_cast<uint32_t>(spec.min_tokens);
+  sequence->tokens = std::move(spec.prompt);
+  sequence->tokens.insert(sequence->tokens.end(), spec.output.begin(), spec.output.end());
+  sequence->sampling = std::move(spec.sampling);
+  sequence->stop_token_ids = std::move(spec.stop_token_ids);
+  sequence->tenant = spec.tenant.empty() ? nullptr : queue.Enter(spec.tenant);
+  sequence->priority = spec.priority;
+  sequence->deadline = spec.deadline;
+  sequence->root = hasher.Root(spec.cache_salt);
+  sequence->cache_salt = std::move(spec.cache_salt);
+  sequence->limit = std::max(2.0, 2 * PrefillSeconds(last_cost, 0, sequence->length()));
+  sequence->report.prompt_tokens = static_cast<int32_t>(sequence->num_prompt);
+  sequence->report.generated_tokens = static_cast<int32_t>(spec.output.size());
+  sequence->report.submitted = now;
+  return sequence;
+}
+
 absl::StatusOr<std::vector<SequenceId>> Scheduler::Submit(std::vector<SequenceSpec> specs, Time now) {
   State& state = *state_;
   if (!state.model.has_value()) return absl::UnavailableError("no worker has joined yet");
-  int64_t tokens = state.queue.tokens();
   for (const SequenceSpec& spec : specs) {
     if (absl::Status status = state.CheckSpec(spec); !status.ok()) return status;
     if (absl::Status status = state.CheckContent(spec, now); !status.ok()) return status;
-    tokens += static_cast<int64_t>(spec.prompt.size() + spec.output.size());
   }
-  const int64_t queued = static_cast<int64_t>(state.queue.size() + specs.size());
-  if (queued > state.options.max_queued_sequences) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("the queue would hold ", queued, " sequences; its limit is ", state.options.max_queued_sequences));
-  }
-  if (tokens > state.options.max_queued_tokens) {
-    return absl::ResourceExhaustedError(absl::StrCat("the queue would hold ", tokens, " prompt tokens; its limit is ",
-                                                     state.options.max_queued_tokens));
+  State::Sequences comers;
+  for (SequenceSpec& spec : specs) comers.push_back(state.Make(std::move(spec), now));
+  absl::Status status;
+  if (!comers.empty()) status = state.CheckDeadline(comers.front().get(), now);
+  if (status.ok()) status = state.MakeRoom(comers, now);
+  if (!status.ok()) {
+    for (const auto& sequence : comers) {
+      if (sequence->tenant != nullptr) state.queue.Leave(sequence->tenant);
+    }
+    state.counts.refused += comers.size();
+    return status;
   }
   std::vector<SequenceId> ids;
-  for (SequenceSpec& spec : specs) {
-    auto sequence = std::make_unique<Sequence>();
-    sequence->id = state.next_sequence++;
-    sequence->num_prompt = static_cast<uint32_t>(spec.prompt.size());
-    sequence->max_length = sequence->num_prompt + static_cast<uint32_t>(spec.max_tokens);
-    sequence->min_length = spec.min_tokens == 0 ? 0 : sequence->num_prompt + static_cast<uint32_t>(spec.min_tokens);
-    sequence->tokens = std::move(spec.prompt);
-    sequence->tokens.insert(sequence->tokens.end(), spec.output.begin(), spec.output.end());
-    sequence->sampling = std::move(spec.sampling);
-    sequence->stop_token_ids = std::move(spec.stop_token_ids);
-    sequence->priority = spec.priority;
-    sequence->deadline = spec.deadline;
-    sequence->root = state.hasher.Root(spec.cache_salt);
-    sequence->cache_salt = std::move(spec.cache_salt);
-    sequence->limit = std::max(2.0, 2 * PrefillSeconds(state.last_cost, 0, sequence->length()));
-    sequence->report.prompt_tokens = static_cast<int32_t>(sequence->num_prompt);
-    sequence->report.generated_tokens = static_cast<int32_t>(spec.output.size());
-    sequence->report.submitted = now;
+  for (std::unique_ptr<Sequence>& sequence : comers) {
     if (sequence->deadline != kNever) state.deadlines.insert({sequence->deadline, sequence->id});
     state.counts.prompt_tokens += sequence->length();
     ids.push_back(sequence->id);
@@ -94,14 +103,18 @@ absl::StatusOr<std::vector<SequenceId>> Scheduler::Submit(std::vector<SequenceSp
   return ids;
 }
 
-void Scheduler::State::Enqueue(Sequence* sequence, Time now) {
-  sequence->place = Sequence::Place::kQueued;
+void Scheduler::State::Predict(Sequence* sequence) {
   FindPrefix(sequence);
   uint32_t depth = 0;
   for (const uint32_t other : match.depth) depth = std::max(depth, other);
   depth = std::min(depth, (sequence->length() - 1) / block_tokens);
   const double cached = static_cast<double>(depth) * block_tokens;
   sequence->left = PrefillSeconds(last_cost, cached, sequence->length() - cached);
+}
+
+void Scheduler::State::Enqueue(Sequence* sequence, Time now) {
+  sequence->place = Sequence::Place::kQueued;
+  Predict(sequence);
   queue.Push(sequence, now);
 }
 

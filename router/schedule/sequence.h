@@ -13,6 +13,8 @@
 
 namespace millrace {
 
+struct Tenant;
+
 struct Sequence {
   enum class Place { kQueued, kRunning, kParked, kEnded };  // parked: taken from its worker while paused
 
@@ -23,6 +25,7 @@ struct Sequence {
   uint32_t max_length = 0;
   worker::v1::Sampling sampling;
   std::vector<int32_t> stop_token_ids;
+  Tenant* tenant = nullptr;  // while it lives; null: none
   int priority = 0;
   Time deadline = kNever;
   Time pause_ends = kNever;  // set while it is paused

@@ -33,7 +33,7 @@ std::vector<SequenceId> Order(const AdmissionQueue& queue) {
 
 // At 10 s, key = left / (1 + waited / limit):
 //   id  left  limit  waited  priority  ran before   key
-//   1   4 s   8 s    8 s     0         no           2
+//   1   4 s   16 s   8 s     0         no           2.7
 //   2   1 s   2 s    0 s     0         no           1
 //   3   3 s   6 s    0 s     0         no           3
 //   4   9 s   18 s   0 s     1         no           9, but a higher priority
@@ -41,8 +41,8 @@ std::vector<SequenceId> Order(const AdmissionQueue& queue) {
 //   6   0.1 s 2 s    0 s     -1        no           0.1, but a lower priority
 TEST(AdmissionQueue, PutsPriorityThenThoseThatRanThenStretch) {
   const Time now = 10 * kSecond;
-  Sequence all[] = {Waiting(1, 4, 8, 2 * kSecond), Waiting(2, 1, 2, now),  Waiting(3, 3, 6, now),
-                    Waiting(4, 9, 18, now, 1),     Waiting(5, 9, 18, now), Waiting(6, 0.1, 2, now, -1)};
+  Sequence all[] = {Waiting(1, 4, 16, 2 * kSecond), Waiting(2, 1, 2, now),  Waiting(3, 3, 6, now),
+                    Waiting(4, 9, 18, now, 1),      Waiting(5, 9, 18, now), Waiting(6, 0.1, 2, now, -1)};
   all[4].returned = true;
   AdmissionQueue queue;
   for (Sequence& sequence : all) queue.Push(&sequence, now);
@@ -53,13 +53,87 @@ TEST(AdmissionQueue, PutsPriorityThenThoseThatRanThenStretch) {
 }
 
 TEST(AdmissionQueue, WaitingMovesAPromptForward) {
-  Sequence early = Waiting(1, 4, 8, 0), late = Waiting(2, 3, 8, 20 * kSecond);
+  Sequence early = Waiting(1, 4, 40, 0), late = Waiting(2, 3, 40, 20 * kSecond);
   AdmissionQueue queue;
   queue.Push(&early, 0);
   queue.Push(&late, 20 * kSecond);
   EXPECT_EQ(Order(queue), (std::vector<SequenceId>{2, 1}));
-  queue.Refresh(20 * kSecond);  // 4 / (1 + 20 / 8) = 1.14 < 3
+  queue.Refresh(20 * kSecond);  // 4 / (1 + 20 / 40) = 2.7 < 3
   EXPECT_EQ(Order(queue), (std::vector<SequenceId>{1, 2}));
+}
+
+// After 3 s the first can no longer have its first token within 2 s: 16 * 1 / (1 + 3 / 2) = 6.4 > 3.
+TEST(AdmissionQueue, WhatIsTooLateYieldsToWhatCanBeInTime) {
+  Sequence hopeless = Waiting(1, 1, 2, 0), hopeful = Waiting(2, 3, 6, 3 * kSecond);
+  AdmissionQueue queue;
+  queue.Push(&hopeless, 3 * kSecond);
+  queue.Push(&hopeful, 3 * kSecond);
+  EXPECT_EQ(Order(queue), (std::vector<SequenceId>{2, 1}));
+}
+
+// Prompts of 3 tokens. a has been served 10 tokens, b none: b's turns come until it is level, then both in turn.
+TEST(AdmissionQueue, ServesTheTenantFirstThatWasServedLeast) {
+  AdmissionQueue queue;
+  Tenant* const a = queue.Enter("a");
+  Tenant* const b = queue.Enter("b");
+  std::vector<Sequence> all;
+  for (SequenceId id = 1; id <= 8; ++id) {
+    all.push_back(Waiting(id, static_cast<double>(id), 100, 0));
+    all.back().tenant = id <= 4 ? a : b;
+  }
+  for (Sequence& sequence : all) queue.Push(&sequence, 0);
+  queue.Charge(all[0], 10, true);
+  EXPECT_EQ(Order(queue), (std::vector<SequenceId>{5, 6, 7, 8, 1, 2, 3, 4}));
+  queue.Charge(all[4], 5, true);
+  EXPECT_EQ(Order(queue), (std::vector<SequenceId>{5, 6, 1, 7, 2, 8, 3, 4}));
+  all[7].priority = 1;
+  queue.Update(&all[7], 0);
+  EXPECT_EQ(Order(queue), (std::vector<SequenceId>{8, 5, 1, 6, 2, 7, 3, 4}));
+}
+
+TEST(AdmissionQueue, APauseSavesNothingUp) {
+  AdmissionQueue queue;
+  Sequence early = Waiting(1, 1, 100, 0), other = Waiting(2, 2, 100, 0), late = Waiting(3, 3, 100, 0);
+  early.tenant = other.tenant = queue.Enter("busy");
+  late.tenant = queue.Enter("late");
+  queue.Push(&early, 0);
+  for (int i = 0; i < 10; ++i) queue.Charge(early, 100, true);
+  queue.Push(&late, 0);  // level with what `busy` had when its turn came last
+  EXPECT_DOUBLE_EQ(late.tenant->served, 900);
+  queue.Push(&other, 0);
+  EXPECT_EQ(Order(queue), (std::vector<SequenceId>{3, 1, 2}));
+}
+
+TEST(AdmissionQueue, RemembersABoundedNumberOfTenants) {
+  AdmissionQueue queue;
+  for (int i = 0; i < 5000; ++i) {
+    Sequence sequence = Waiting(1, 1, 100, 0);
+    sequence.tenant = queue.Enter(std::to_string(i));
+    queue.Push(&sequence, 0);
+    queue.Remove(&sequence);
+    queue.Charge(sequence, i, false);
+    queue.Leave(sequence.tenant);
+    ASSERT_LE(queue.num_tenants(), AdmissionQueue::kMaxIdleTenants + 1);
+  }
+}
+
+// Of the tenant that holds most: 2 is the longest, but 3 has waited beyond its limit, and 4 ran before.
+TEST(AdmissionQueue, GivesUpWhatIsTooLateAndThenTheHeaviest) {
+  AdmissionQueue queue;
+  Sequence all[] = {Waiting(1, 1, 100, 0), Waiting(2, 1, 100, 0), Waiting(3, 1, 2, 0), Waiting(4, 1, 100, 0),
+                    Waiting(5, 1, 100, 0)};
+  all[1].tokens.resize(100);
+  all[3].tokens.resize(200);
+  all[3].returned = true;
+  all[4].tokens.resize(150);
+  all[4].tenant = queue.Enter("other");
+  for (Sequence& sequence : all) queue.Push(&sequence, 0);
+  EXPECT_EQ(queue.Heaviest(5 * kSecond)->id, 3u);
+  EXPECT_EQ(queue.Heaviest(0)->id, 2u);
+  for (int i : {0, 1, 2}) queue.Remove(&all[i]);
+  EXPECT_EQ(queue.Heaviest(0), nullptr);
+  queue.Remove(&all[3]);
+  EXPECT_EQ(queue.Heaviest(0)->id, 5u);
 }
 
 TEST(AdmissionQueue, KeepsItsCountsAndOrderThroughRandomOperations) {
@@ -98,7 +172,7 @@ TEST(AdmissionQueue, KeepsItsCountsAndOrderThroughRandomOperations) {
 TEST(Placement, WeighsAHitAgainstAWait) {
   worker::v1::StepCost cost;
   cost.set_prefill_token_us(1000);
-  const auto load = [&](double wait) { return WorkerLoad{&cost, 0.045, 0, 0, 0, wait}; };
+  const auto load = [&](double wait) { return WorkerLoad{&cost, 0.045, 0, 0, 0, wait, 350}; };
   EXPECT_DOUBLE_EQ(PlacementCost(load(0), 1, 1000), 2);
   EXPECT_NEAR(PlacementCost(load(2), 0.1, 1000), 2.2, 1e-12);
   EXPECT_NEAR(PlacementCost(load(1), 0.1, 1000), 1.2, 1e-12);
@@ -108,8 +182,8 @@ TEST(Placement, DecodingRowsMakeAWorkerDearer) {
   worker::v1::StepCost cost;
   cost.set_prefill_token_us(1000);
   cost.set_row_us(100);
-  const WorkerLoad idle{&cost, 0.045, 0, 0, 0, 0}, rows{&cost, 0.045, 225, 0, 0, 0},
-      overloaded{&cost, 0.045, 4500, 0, 0, 0};
+  const WorkerLoad idle{&cost, 0.045, 0, 0, 0, 0, 350}, rows{&cost, 0.045, 225, 0, 0, 0, 350},
+      overloaded{&cost, 0.045, 4500, 0, 0, 0, 350};
   EXPECT_GE(PlacementCost(rows, 1, 1000), PlacementCost(idle, 1, 1000) + 1);  // half of each step is theirs
   EXPECT_GT(PlacementCost(overloaded, 1, 1000), PlacementCost(rows, 1, 1000));
 }

@@ -214,6 +214,28 @@ TEST_F(SchedulerTest, AnAdmissionThatWasNotTakenLeavesNoTrace) {
   EXPECT_EQ(scheduler_.worker_counts(worker).free_blocks, 16u);
 }
 
+// Room for two: 20 tokens yield to 12, but nothing yields to 30, and both are told when to come again.
+TEST(Scheduler, AFullQueueShedsTheHeaviest) {
+  SchedulerOptions options;
+  options.max_queued_sequences = 2;
+  Scheduler scheduler(options);
+  scheduler.RemoveWorker(*scheduler.AddWorker(Ready(), 1), 1);
+  const auto submit = [&](int32_t n) { return scheduler.Submit({Spec(Count(0, n))}, 2); };
+  ASSERT_TRUE(submit(10).ok());
+  const SequenceId heavy = submit(20)->front();
+  ASSERT_TRUE(submit(12).ok());
+  const std::vector<SequenceEvent> events = scheduler.TakeEvents();
+  ASSERT_EQ(events.size(), 1u);
+  EXPECT_EQ(events[0].sequence, heavy);
+  EXPECT_EQ(events[0].status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_TRUE(events[0].status.GetPayload(kRetryAfterMs).has_value());
+  const absl::Status refused = submit(30).status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_TRUE(refused.GetPayload(kRetryAfterMs).has_value());
+  EXPECT_EQ(scheduler.counts().queued, 2);
+  EXPECT_EQ(scheduler.counts().shed, 1u);
+}
+
 // 8 blocks of 4. Two prompts of 8 tokens take 3 blocks each (one leased), then 4; when the older needs a fifth, the
 // newer yields.
 TEST_F(SchedulerTest, PreemptsTheNewestWhenBlocksRunOut) {
