@@ -111,6 +111,7 @@ absl::StatusOr<bool> SetRequestField(const std::string& key, const Json& value, 
   if (key == "request_id") return set_string(request.mutable_request_id());
   if (key == "model") return set_string(request.mutable_model());
   if (key == "cache_salt") return set_string(request.mutable_cache_salt());
+  if (key == "tenant") return set_string(request.mutable_tenant());
   if (key == "token_ids") {
     absl::Status status = AppendTokenIds(key, value, *request.mutable_token_ids()->mutable_ids());
     if (!status.ok()) return status;

@@ -63,7 +63,12 @@ absl::StatusOr<GenerateCall*> InferenceService::BeginGenerate(const grpc::ByteBu
 grpc::ServerWriteReactor<grpc::ByteBuffer>* InferenceService::Generate(grpc::CallbackServerContext* context,
                                                                        const grpc::ByteBuffer* request) {
   const absl::StatusOr<GenerateCall*> call = BeginGenerate(*request, FromSystemTime(context->deadline()));
-  if (!call.ok()) return new RefusedCall(call.status());
+  if (!call.ok()) {
+    if (const absl::optional<absl::Cord> wait = call.status().GetPayload(kRetryAfterMs)) {
+      context->AddTrailingMetadata("grpc-retry-pushback-ms", std::string(*wait));  // gRPC's own clients know it
+    }
+    return new RefusedCall(call.status());
+  }
   return *call;
 }
 

@@ -57,6 +57,7 @@ absl::StatusOr<std::vector<SequenceSpec>> MakeSpecs(const v1::GenerateRequest& r
   spec.sampling = MakeSampling(params, context.model->vocab_size());
   spec.stop_token_ids = StopTokens(params, *context.model);
   spec.cache_salt = request.cache_salt();
+  spec.tenant = request.tenant();
   spec.priority = request.priority();
   spec.deadline = context.deadline;
   const int choices = params.has_n() ? params.n() : 1;

@@ -129,6 +129,7 @@ absl::Status Validate(const v1::GenerateRequest& request) {
   verdict.Bytes("request_id", request.request_id().size(), 0, kMaxIdBytes);
   verdict.Bytes("model", request.model().size(), 0, kMaxModelBytes);
   verdict.Bytes("cache_salt", request.cache_salt().size(), 0, kMaxIdBytes);
+  verdict.Bytes("tenant", request.tenant().size(), 0, kMaxIdBytes);
   verdict.Int("priority", request.priority(), -100, 100);
   switch (request.prompt_case()) {
     case v1::GenerateRequest::kText:

@@ -43,8 +43,8 @@ TEST(RequestJson, KnowsEveryFieldOfTheProto) {
 
 TEST(RequestJson, SetsTheRequestsOwnFields) {
   ExpectRequest(
-      R"({"token_ids": [0, 5, 2147483647], "request_id": "r", "model": "m", "cache_salt": "s", "priority": -3})",
-      R"(token_ids { ids: [0, 5, 2147483647] } request_id: "r" model: "m" cache_salt: "s" priority: -3)");
+      R"({"token_ids": [0, 5, 2147483647], "request_id": "r", "model": "m", "cache_salt": "s", "tenant": "t", "priority": -3})",
+      R"(token_ids { ids: [0, 5, 2147483647] } request_id: "r" model: "m" cache_salt: "s" tenant: "t" priority: -3)");
   EXPECT_EQ(ParseCompletion(R"({"prompt": "", "deadline_ms": 250})")->deadline_ms, 250);
   EXPECT_TRUE(ParseCompletion(R"({"prompt": ""})")->request.has_text());
 }

@@ -37,6 +37,7 @@ std::vector<Bad> BadRequests() {
       {"request_id has 129 bytes; the limit is 0 to 128", [](auto& r) { r.set_request_id(std::string(129, 'x')); }},
       {"model has 257 bytes; the limit is 0 to 256", [](auto& r) { r.set_model(std::string(257, 'x')); }},
       {"cache_salt has 129 bytes", [](auto& r) { r.set_cache_salt(std::string(129, 'x')); }},
+      {"tenant has 129 bytes", [](auto& r) { r.set_tenant(std::string(129, 'x')); }},
       {"priority is 101; the limit is -100 to 100", [](auto& r) { r.set_priority(101); }},
       {"priority is -101", [](auto& r) { r.set_priority(-101); }},
       {"prompt is not set", [](auto& r) { r.clear_text(); }},
