@@ -31,7 +31,7 @@ cpu() {
   ctest --test-dir build/cpu --output-on-failure -j "$jobs"
 }
 cluster() {
-  build cpu --target millrace-cli millrace-router millrace-worker
+  build cpu --target millrace-cli millrace-router millrace-worker millrace-decider
   python_tests build/cpu/bin tests/cluster/*_test.py
 }
 asan() {  # by clang, whose thread-safety analysis is an error there
