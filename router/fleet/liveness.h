@@ -22,7 +22,7 @@ class Liveness {
   static constexpr int64_t kStepsOfPatience = 20;
   static constexpr double kPrefillsOfPatience = 3;
   static constexpr Time kMostProgressLimit = 60'000'000;  // a worker's figures cannot ask for more
-  static constexpr Time kLookEvery = 250'000;
+  static constexpr Time kLookEvery = 100'000;
 
   explicit Liveness(Time now) : looked_at_(now), heard_at_(now), progress_at_(now) {}
 
