@@ -32,9 +32,7 @@ class BlockLabelsTest : public ::testing::Test {
     std::vector<uint32_t> blocks;
     for (const worker::v1::CachedBlocks& message : labels_.List()) {
       for (const worker::v1::CachedBlock& it : message.blocks()) {
-        if (it.has_parent()) {
-          EXPECT_TRUE(by_block_.contains(it.parent())) << it.block();
-        }
+        EXPECT_TRUE(!it.has_parent() || by_block_.contains(it.parent())) << it.block();
         EXPECT_EQ(it.token_ids_size(), kBlockTokens);
         EXPECT_TRUE(by_block_.emplace(it.block(), it).second) << it.block();
         blocks.push_back(it.block());
