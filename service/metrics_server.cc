@@ -1,10 +1,18 @@
 #include "service/metrics_server.h"
 
+#include <netdb.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
 #include <exception>
+#include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/notification.h"
+#include "absl/time/time.h"
 #include "prometheus/collectable.h"
 #include "prometheus/exposer.h"
 #include "service/address.h"
@@ -27,6 +35,21 @@ class Page final : public prometheus::Collectable {
  private:
   const MetricsServer::Fill fill_;
 };
+
+// Connects and goes; whether it came through does not matter.
+void Touch(const Address& address) {
+  addrinfo hints = {};
+  hints.ai_flags = AI_NUMERICHOST | AI_NUMERICSERV;
+  hints.ai_socktype = SOCK_STREAM;
+  addrinfo* found = nullptr;
+  if (getaddrinfo(address.host.c_str(), std::to_string(address.port).c_str(), &hints, &found) != 0) return;
+  const int fd = socket(found->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+  if (fd >= 0) {
+    (void)connect(fd, found->ai_addr, found->ai_addrlen);
+    close(fd);
+  }
+  freeaddrinfo(found);
+}
 
 }  // namespace
 
@@ -51,6 +74,16 @@ absl::StatusOr<std::unique_ptr<MetricsServer>> MetricsServer::Start(const std::s
   return server;
 }
 
-MetricsServer::~MetricsServer() = default;
+// The library looks whether it is to stop when a connection comes, or every 2 s, which a shutdown should not take.
+MetricsServer::~MetricsServer() {
+  if (server_ == nullptr) return;
+  absl::Notification stopped;
+  std::thread stopper([&] {
+    server_.reset();
+    stopped.Notify();
+  });
+  while (!stopped.WaitForNotificationWithTimeout(absl::Milliseconds(10))) Touch(*ParseAddress(address_));
+  stopper.join();
+}
 
 }  // namespace millrace

@@ -2,6 +2,8 @@
 #include <thread>
 #include <vector>
 
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "service/histogram.h"
@@ -88,6 +90,15 @@ TEST_F(MetricsServerTest, SpeaksTheTextFormat) {
     EXPECT_THAT(answer, HasSubstr(absl::StrCat("\n", name)));
   }
   EXPECT_THAT(HttpGet((*server)->address(), "/other"), StartsWith("HTTP/1.1 404"));
+}
+
+TEST_F(MetricsServerTest, StopsAtOnce) {
+  auto server = Start("127.0.0.1:0");
+  ASSERT_TRUE(server.ok()) << server.status();
+  EXPECT_THAT(HttpGet((*server)->address(), "/metrics"), StartsWith("HTTP/1.1 200 OK\r\n"));
+  const absl::Time begin = absl::Now();
+  server->reset();
+  EXPECT_LT(absl::Now() - begin, absl::Seconds(1));
 }
 
 TEST_F(MetricsServerTest, SaysWhichAddressIsTaken) {
