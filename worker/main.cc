@@ -8,6 +8,7 @@
 #include "absl/flags/parse.h"
 #include "absl/flags/usage.h"
 #include "absl/synchronization/mutex.h"
+#include "service/log.h"
 #include "service/signals.h"
 #include "worker/api/worker_options.h"
 #include "worker/api/worker_server.h"
@@ -15,6 +16,9 @@
 ABSL_FLAG(std::string, model, "", "folder with config.json and safetensors; required");
 ABSL_FLAG(std::string, model_name, "", "name that clients use; default: the folder's name");
 ABSL_FLAG(std::string, listen, millrace::WorkerOptions().listen, "HOST:PORT; port 0 takes a free one");
+ABSL_FLAG(std::string, metrics_listen, millrace::WorkerOptions().metrics_listen,
+          "HOST:PORT of /metrics; port 0: any free one; empty: none");
+ABSL_FLAG(std::string, log_level, "info", "least that is logged: debug, info, warning or error");
 ABSL_FLAG(
     bool, insecure, false,
     "allow plaintext on an address other than loopback: whoever reaches it can read prompts and command the worker");
@@ -41,6 +45,7 @@ millrace::WorkerOptions OptionsFromFlags() {
   options.model = absl::GetFlag(FLAGS_model);
   options.model_name = absl::GetFlag(FLAGS_model_name);
   options.listen = absl::GetFlag(FLAGS_listen);
+  options.metrics_listen = absl::GetFlag(FLAGS_metrics_listen);
   options.insecure = absl::GetFlag(FLAGS_insecure);
   options.worker_id = absl::GetFlag(FLAGS_worker_id);
   options.device = absl::GetFlag(FLAGS_device);
@@ -68,6 +73,9 @@ int main(int argc, char** argv) {
   absl::SetProgramUsageMessage("serves one model to one router\n  millrace-worker --model=FOLDER [--listen=HOST:PORT]");
   const std::vector<char*> arguments = absl::ParseCommandLine(argc, argv);
   if (arguments.size() > 1) return Fail(std::string("argument \"") + arguments[1] + "\"; the limit is flags alone", 2);
+  const auto level = millrace::ParseLogLevel(absl::GetFlag(FLAGS_log_level));
+  if (!level.ok()) return Fail("--log_level: " + std::string(level.status().message()), 2);
+  millrace::SetLogLevel(*level);
   const millrace::WorkerOptions options = OptionsFromFlags();
   if (const absl::Status status = options.Validate(); !status.ok()) return Fail(std::string(status.message()), 2);
 

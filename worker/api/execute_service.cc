@@ -14,8 +14,10 @@ constexpr absl::Duration kLastWrites = absl::Seconds(1);
 }  // namespace
 
 // Two pulses in a silence: a stream that spoke just before one is heard by the next.
-ExecuteService::ExecuteService(Engine& engine, worker::v1::Ready ready, absl::Duration silence)
-    : engine_(engine), ready_(std::move(ready)), pulse_period_(silence / 2), pulse_([this] { RunPulse(); }) {}
+ExecuteService::ExecuteService(Engine& engine, worker::v1::Ready ready, WorkerMetrics& metrics, absl::Duration silence)
+    : engine_(engine), ready_(std::move(ready)), metrics_(metrics), pulse_period_(silence / 2), pulse_([this] {
+        RunPulse();
+      }) {}
 
 ExecuteService::~ExecuteService() {
   {
@@ -54,6 +56,7 @@ grpc::Status ExecuteService::Begin(std::shared_ptr<ExecuteStream> stream, uint64
     }
     highest_epoch_ = epoch;
     previous = std::exchange(current_, stream);
+    metrics_.OnStream(true);
     engine_.Attach(std::move(stream));
   }
   if (previous != nullptr) {
@@ -65,7 +68,9 @@ grpc::Status ExecuteService::Begin(std::shared_ptr<ExecuteStream> stream, uint64
 void ExecuteService::Forget(const ExecuteStream* stream) {
   std::shared_ptr<ExecuteStream> last;  // ends after the lock does
   absl::MutexLock lock(&mutex_);
-  if (current_.get() == stream) last = std::exchange(current_, nullptr);
+  if (current_.get() != stream) return;
+  last = std::exchange(current_, nullptr);
+  metrics_.OnStream(false);
 }
 
 void ExecuteService::Leave(absl::Duration budget) {

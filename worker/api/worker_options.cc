@@ -32,12 +32,12 @@ absl::StatusOr<int> ParseDevice(absl::string_view device) {
       absl::StrCat("--device is \"", device, "\"; the limits are cpu, cuda and cuda:0 … cuda:1023"));
 }
 
-absl::Status ValidateListen(const std::string& listen, bool insecure) {
+absl::Status ValidateListen(absl::string_view flag, const std::string& listen, bool insecure) {
   const auto address = ParseAddress(listen);
-  if (!address.ok()) return absl::InvalidArgumentError(absl::StrCat("--listen: ", address.status().message()));
+  if (!address.ok()) return absl::InvalidArgumentError(absl::StrCat("--", flag, ": ", address.status().message()));
   if (address->IsLoopback() || insecure) return absl::OkStatus();
   return absl::InvalidArgumentError(
-      absl::StrCat("--listen is \"", listen,
+      absl::StrCat("--", flag, " is \"", listen,
                    "\"; the limit without --insecure is a loopback address, as the stream is neither encrypted nor "
                    "authenticated: whoever reaches the port can read prompts and command the worker"));
 }
@@ -72,7 +72,10 @@ absl::Status WorkerOptions::Validate() const {
   if (!std::filesystem::is_directory(model, error)) {
     return absl::InvalidArgumentError(absl::StrCat("--model is \"", model, "\"; the limit is a folder that exists"));
   }
-  if (auto status = ValidateListen(listen, insecure); !status.ok()) return status;
+  if (auto status = ValidateListen("listen", listen, insecure); !status.ok()) return status;
+  if (!metrics_listen.empty()) {
+    if (auto status = ValidateListen("metrics_listen", metrics_listen, insecure); !status.ok()) return status;
+  }
   if (worker_id.size() > 128) {
     return absl::InvalidArgumentError(absl::StrCat("--worker_id has ", worker_id.size(), " bytes; the limit is 128"));
   }

@@ -17,6 +17,7 @@ struct WorkerOptions {
   // HOST:PORT; port 0 takes a free one. The stream is neither encrypted nor authenticated, so an address other than
   // loopback needs `insecure`.
   std::string listen = "127.0.0.1:50061";
+  std::string metrics_listen = "127.0.0.1:0";  // of /metrics, likewise; empty: none
   // Anyone who reaches the port can then read every prompt and output, and command this worker.
   bool insecure = false;
   std::string worker_id;       // at most 128 bytes, e.g. the pod's name; empty: the instance id

@@ -7,9 +7,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "grpcpp/health_check_service_interface.h"
+#include "grpcpp/ext/proto_server_reflection_plugin.h"
 #include "grpcpp/server_builder.h"
 #include "service/address.h"
+#include "service/log.h"
+#include "service/server_limits.h"
 #include "worker/api/fingerprint.h"
 #include "worker/engine/step_cost.h"
 #include "worker/model/model_runner.h"
@@ -20,6 +22,7 @@ namespace {
 constexpr int kMaxMessageBytes = 64 << 20;
 constexpr absl::Duration kMoving = absl::Seconds(1);  // for the router to take away what has not ended in the budget
 constexpr int kMaxStreams = 16;                       // of one connection: the router's, its successor's, health checks
+constexpr int kKeepaliveMs = 10'000;
 
 std::string DrawInstanceId() {
   std::random_device random;
@@ -48,7 +51,12 @@ worker::v1::Ready DescribeWorker(const WorkerOptions& options, const ModelConfig
 }  // namespace
 
 WorkerServer::WorkerServer(std::unique_ptr<Engine> engine, worker::v1::Ready ready, absl::Duration silence)
-    : engine_(std::move(engine)), service_(*engine_, std::move(ready), silence) {}
+    : ready_(std::move(ready)),
+      metrics_(engine->options()),
+      engine_(std::move(engine)),
+      service_(*engine_, ready_, metrics_, silence),
+      readiness_(&health_, worker::v1::WorkerService::service_full_name(),
+                 [this] { return Readiness::Sample{.ready = true, .progress = metrics_.SampleProgress(*engine_)}; }) {}
 
 absl::StatusOr<std::unique_ptr<WorkerServer>> WorkerServer::Start(const WorkerOptions& options) {
   auto fingerprint = ModelFingerprint(options.model);
@@ -84,45 +92,62 @@ absl::StatusOr<std::unique_ptr<WorkerServer>> WorkerServer::Start(const WorkerOp
   engine.step_target_us = options.step_target_ms * 1000;
   engine.step_cost = MeasureStepCost(**runner, engine.limits);
   worker::v1::Ready ready = DescribeWorker(options, config, *fingerprint, engine);
-  return Serve(std::make_unique<Engine>(*std::move(runner), engine), std::move(ready), options.listen);
+  return Serve(std::make_unique<Engine>(*std::move(runner), engine), std::move(ready),
+               {options.listen, options.metrics_listen});
 }
 
 absl::StatusOr<std::unique_ptr<WorkerServer>> WorkerServer::Serve(std::unique_ptr<Engine> engine,
-                                                                  worker::v1::Ready ready, const std::string& listen,
+                                                                  worker::v1::Ready ready,
+                                                                  const WorkerAddresses& addresses,
                                                                   absl::Duration silence) {
   std::unique_ptr<WorkerServer> worker(new WorkerServer(std::move(engine), std::move(ready), silence));
-  grpc::EnableDefaultHealthCheckService(true);
-  grpc::ServerBuilder builder;
-  int port = 0;
-  builder.AddListeningPort(listen, grpc::InsecureServerCredentials(), &port);
-  builder.RegisterService(&worker->service_);
-  builder.SetMaxReceiveMessageSize(kMaxMessageBytes);
-  builder.SetMaxSendMessageSize(kMaxMessageBytes);
-  builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kMaxStreams);
-  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);  // two workers never share an address
-  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, 10'000);
-  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 10'000);
-  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
-  builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
-  builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 10'000);
-  worker->server_ = builder.BuildAndStart();
-  if (worker->server_ == nullptr || port == 0) return absl::UnavailableError(absl::StrCat("cannot listen on ", listen));
-  auto address = ParseAddress(listen);
-  if (!address.ok()) return address.status();
-  address->port = port;
-  worker->address_ = address->ToString();
-  worker->server_->GetHealthCheckService()->SetServingStatus("millrace.worker.v1.WorkerService", true);
+  if (absl::Status status = worker->Listen(addresses); !status.ok()) return status;
   return worker;
 }
 
+absl::Status WorkerServer::Listen(const WorkerAddresses& addresses) {
+  grpc::reflection::InitProtoReflectionServerBuilderPlugin();
+  grpc::ServerBuilder builder;
+  int port = 0;
+  builder.AddListeningPort(addresses.listen, grpc::InsecureServerCredentials(), &port);
+  builder.RegisterService(&service_);
+  builder.RegisterService(&health_);
+  SetServerLimits({.max_message_bytes = kMaxMessageBytes, .max_streams = kMaxStreams, .keepalive_ms = kKeepaliveMs},
+                  &builder);
+  builder.SetMaxSendMessageSize(kMaxMessageBytes);
+  server_ = builder.BuildAndStart();
+  if (server_ == nullptr || port == 0)
+    return absl::UnavailableError(absl::StrCat("cannot listen on ", addresses.listen));
+  auto address = ParseAddress(addresses.listen);
+  if (!address.ok()) return address.status();
+  address->port = port;
+  address_ = address->ToString();
+  if (!addresses.metrics_listen.empty()) {
+    auto metrics = MetricsServer::Start(
+        addresses.metrics_listen, [this](MetricPage* page) { metrics_.Fill(ready_, *engine_, readiness_, page); });
+    if (!metrics.ok()) return metrics.status();
+    metrics_server_ = *std::move(metrics);
+  }
+  Log(LogLevel::kInfo, "serving",
+      {{"address", address_},
+       {"metrics", metrics_address()},
+       {"model", ready_.model().name()},
+       {"worker", ready_.worker_id()},
+       {"slots", ready_.num_slots()},
+       {"blocks", ready_.num_blocks()}});
+  return absl::OkStatus();
+}
+
 void WorkerServer::Drain(absl::Duration budget) {
-  server_->GetHealthCheckService()->SetServingStatus(false);
+  readiness_.Drain();
   service_.Leave(budget);
   engine_->AwaitEmpty(budget + kMoving);
   service_.Part();
 }
 
 WorkerServer::~WorkerServer() {
+  readiness_.Drain();
+  health_.Shutdown();
   service_.Shutdown();
   if (server_ != nullptr) server_->Shutdown(std::chrono::system_clock::now() + std::chrono::seconds(1));
 }

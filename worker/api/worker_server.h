@@ -9,11 +9,21 @@
 #include "absl/time/time.h"
 #include "grpcpp/server.h"
 #include "millrace/worker/v1/worker.pb.h"
+#include "service/health_service.h"
+#include "service/metrics_server.h"
+#include "service/readiness.h"
 #include "worker/api/execute_service.h"
+#include "worker/api/worker_metrics.h"
 #include "worker/api/worker_options.h"
 #include "worker/engine/engine.h"
 
 namespace millrace {
+
+// HOST:PORT each; port 0: any free one.
+struct WorkerAddresses {
+  std::string listen;
+  std::string metrics_listen;  // empty: without /metrics
+};
 
 class WorkerServer {
  public:
@@ -24,7 +34,7 @@ class WorkerServer {
   static absl::StatusOr<std::unique_ptr<WorkerServer>> Start(const WorkerOptions& options);
   // Serves an engine that exists: what Start does after loading.
   static absl::StatusOr<std::unique_ptr<WorkerServer>> Serve(std::unique_ptr<Engine> engine, worker::v1::Ready ready,
-                                                             const std::string& listen,
+                                                             const WorkerAddresses& addresses,
                                                              absl::Duration silence = kMaxSilence);
   // Ends streams with UNAVAILABLE.
   ~WorkerServer();
@@ -34,13 +44,22 @@ class WorkerServer {
   void Drain(absl::Duration budget);
 
   const std::string& address() const { return address_; }  // HOST:PORT, with the port that was taken
+  // HOST:PORT of /metrics; empty: none.
+  std::string metrics_address() const { return metrics_server_ == nullptr ? "" : metrics_server_->address(); }
   const Engine& engine() const { return *engine_; }
 
  private:
   WorkerServer(std::unique_ptr<Engine> engine, worker::v1::Ready ready, absl::Duration silence);
 
+  absl::Status Listen(const WorkerAddresses& addresses);
+
+  const worker::v1::Ready ready_;
+  WorkerMetrics metrics_;  // the engine's thread writes to it
   std::unique_ptr<Engine> engine_;
+  HealthService health_;
   ExecuteService service_;
+  Readiness readiness_;
+  std::unique_ptr<MetricsServer> metrics_server_;
   std::unique_ptr<grpc::Server> server_;
   std::string address_;
 };

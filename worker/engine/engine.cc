@@ -101,7 +101,11 @@ void Engine::Loop() {
     }
     // Before its first step, so that the router knows who was here if that step ends the process.
     if (admitted && serving_ != nullptr) Report({});
+    num_active_.store(table_.num_active(), std::memory_order_relaxed);
+    busy_.store(table_.num_active() > 0, std::memory_order_relaxed);
     idle = serving_ == nullptr || Step();
+    num_active_.store(table_.num_active(), std::memory_order_relaxed);
+    busy_.store(!idle, std::memory_order_relaxed);
   }
 }
 

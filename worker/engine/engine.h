@@ -6,6 +6,7 @@
 // limits.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -53,6 +54,9 @@ class Engine {
   ~Engine();
 
   const EngineOptions& options() const { return options_; }
+  // Any thread. Slots that are held; whether there is something to compute, which slots without room are not.
+  int num_active() const { return num_active_.load(std::memory_order_relaxed); }
+  bool busy() const { return busy_.load(std::memory_order_relaxed); }
 
   // A new stream takes over an empty running set; whatever was attached before is silently detached.
   // Owners of the sink: the RPC that it belongs to, and the engine as long as it may still report to it.
@@ -101,6 +105,9 @@ class Engine {
   bool stop_ ABSL_GUARDED_BY(mutex_) = false;
   bool empty_ ABSL_GUARDED_BY(mutex_) = true;  // every slot, when mail was last taken
   uint64_t taken_stream_ ABSL_GUARDED_BY(mutex_) = 0;
+
+  std::atomic<int> num_active_{0};  // as of the latest edit or step
+  std::atomic<bool> busy_{false};
 
   // The engine thread's own.
   std::unique_ptr<Model> model_;

@@ -10,6 +10,8 @@
 #include "gmock/gmock.h"
 #include "grpcpp/grpcpp.h"
 #include "gtest/gtest.h"
+#include "tests/health_client.h"
+#include "tests/http_get.h"
 #include "tests/worker/engine/edits.h"
 #include "tests/worker/engine/fake_model.h"
 #include "worker/api/execute_stream.h"
@@ -126,7 +128,8 @@ class ExecuteServiceTest : public ::testing::Test {
     auto model = std::make_unique<FakeModel>(limits);
     model_ = model.get();
     auto engine = std::make_unique<Engine>(std::move(model), options);
-    auto worker = WorkerServer::Serve(std::move(engine), ready, "127.0.0.1:0", absl::Milliseconds(20));
+    auto worker = WorkerServer::Serve(
+        std::move(engine), ready, {.listen = "127.0.0.1:0", .metrics_listen = "127.0.0.1:0"}, absl::Milliseconds(20));
     ASSERT_TRUE(worker.ok()) << worker.status();
     worker_ = *std::move(worker);
   }
@@ -142,6 +145,43 @@ TEST_F(ExecuteServiceTest, GreetsAndServes) {
   EXPECT_EQ(client.ReadTokens(), FakeModel::Generate(Prompt(100), 10));
   client.HalfClose();
   EXPECT_TRUE(client.End().ok());
+}
+
+TEST_F(ExecuteServiceTest, CountsItsSteps) {
+  Client client(worker_->address());
+  client.Greet(1);
+  client.Send(MakeEdit(1, {MakeAdmit(0, Prompt(100), Blocks(0, 4), 110)}));
+  client.ReadTokens();
+  const std::string page = HttpGet(worker_->metrics_address(), "/metrics");
+  for (const char* line :
+       {"millrace_engine_generated_tokens_total 10", "millrace_engine_prefill_tokens_total 100",
+        "millrace_engine_admissions_total 1", "millrace_engine_edits_total 1", "millrace_engine_streams_total 1",
+        "millrace_engine_finished_total{reason=\"length\"} 1", "millrace_engine_router_connected 1",
+        "millrace_engine_slots 8", "millrace_engine_progress_age_seconds 0", "millrace_stuck 0", "millrace_ready 1"}) {
+    EXPECT_THAT(page, HasSubstr("\n" + std::string(line) + "\n"));
+  }
+  const auto steps = static_cast<int64_t>(model_->rows_of_steps().size());
+  EXPECT_THAT(page, HasSubstr("\nmillrace_engine_steps_total " + std::to_string(steps) + "\n"));
+  EXPECT_THAT(page, HasSubstr("\nmillrace_engine_step_seconds_count " + std::to_string(steps) + "\n"));
+}
+
+TEST_F(ExecuteServiceTest, IsNotReadyWhileAStepDoesNotEnd) {
+  const std::string service = "millrace.worker.v1.WorkerService";
+  HealthClient health(worker_->address());
+  const auto watch = health.StartWatch(service);
+  HealthCheckResponse::ServingStatus status;
+  while ((status = watch->Next()) == HealthCheckResponse::NOT_SERVING) {
+  }
+  EXPECT_EQ(status, HealthCheckResponse::SERVING);
+  model_->CloseGate();
+  Client client(worker_->address());
+  client.Greet(1);
+  client.Send(MakeEdit(1, {MakeAdmit(0, Prompt(100), Blocks(0, 4), 110)}));
+  EXPECT_EQ(watch->Next(), HealthCheckResponse::NOT_SERVING);
+  EXPECT_EQ(health.Check(""), HealthCheckResponse::SERVING);
+  model_->OpenGate();
+  EXPECT_EQ(watch->Next(), HealthCheckResponse::SERVING);
+  client.ReadTokens();
 }
 
 TEST_F(ExecuteServiceTest, SendsHeartbeatsWhenIdleAndDuringALongStep) {
