@@ -19,6 +19,9 @@
 ABSL_FLAG(std::string, model, "", "folder with tokenizer.json and the chat template");
 ABSL_FLAG(std::string, model_name, "", "what clients call the model; default: the folder's name");
 ABSL_FLAG(std::string, listen, millrace::RouterOptions().listen, "HOST:PORT to serve on; port 0: any free one");
+ABSL_FLAG(std::string, metrics_listen, millrace::RouterOptions().metrics_listen,
+          "HOST:PORT of /metrics; port 0: any free one; empty: none");
+ABSL_FLAG(std::string, log_level, "info", "least that is logged: debug, info, warning or error");
 ABSL_FLAG(std::vector<std::string>, workers, {},
           "HOST:PORT of every worker, separated by commas; dns:///HOST:PORT: all addresses behind the name, resolved "
           "again and again");
@@ -40,6 +43,7 @@ RouterOptions OptionsFromFlags() {
   options.model = absl::GetFlag(FLAGS_model);
   options.model_name = absl::GetFlag(FLAGS_model_name);
   options.listen = absl::GetFlag(FLAGS_listen);
+  options.metrics_listen = absl::GetFlag(FLAGS_metrics_listen);
   options.workers = absl::GetFlag(FLAGS_workers);
   options.router_id = absl::GetFlag(FLAGS_router_id);
   options.epoch = absl::GetFlag(FLAGS_epoch);
@@ -81,6 +85,12 @@ int Run() {
   absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
   // Protobuf logs every string that is not UTF-8; the client is told instead.
   google::protobuf::SetLogHandler(nullptr);
+  const absl::StatusOr<LogLevel> level = ParseLogLevel(absl::GetFlag(FLAGS_log_level));
+  if (!level.ok()) {
+    std::cerr << "millrace-router: --log_level: " << level.status().message() << std::endl;
+    return 2;
+  }
+  SetLogLevel(*level);
   const RouterOptions options = OptionsFromFlags();
   ReadyLine ready_line;
   absl::StatusOr<std::unique_ptr<RouterServer>> server = RouterServer::Start(options, [&] { ready_line.SetReady(); });

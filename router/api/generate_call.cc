@@ -4,12 +4,17 @@
 
 #include "absl/strings/str_cat.h"
 #include "router/api/wire.h"
+#include "router/fleet/clock.h"
 
 namespace millrace {
 
-GenerateCall::GenerateCall(Fleet* fleet, CallRegistry* registry, std::string request_id,
-                           std::vector<ChoiceStream> choices)
-    : fleet_(fleet), registry_(registry), request_id_(std::move(request_id)), choices_(std::move(choices)) {}
+GenerateCall::GenerateCall(Fleet* fleet, CallRegistry* registry, RequestMetrics* metrics, std::string request_id,
+                           std::vector<ChoiceStream> choices, Time arrived)
+    : fleet_(fleet),
+      registry_(registry),
+      request_id_(std::move(request_id)),
+      record_(metrics, request_id_, arrived, choices.size()),
+      choices_(std::move(choices)) {}
 
 void GenerateCall::Begin(std::vector<SequenceId> sequences) {
   std::vector<size_t> useless;
@@ -57,6 +62,8 @@ std::vector<size_t> GenerateCall::DrainInbox() {
     updates.swap(inbox_);
   }
   std::vector<size_t> useless;
+  const Time now = MonotonicNow();
+  for (const SequenceUpdate& update : updates) record_.OnUpdate(update, now);
   for (const SequenceUpdate& update : updates) {
     if (failure_.has_value()) return useless;
     // Nothing is kept for a client that was paused for too long.
@@ -101,6 +108,7 @@ void GenerateCall::CancelSequences(const std::vector<size_t>& choices) {
     const std::optional<SequenceOutcome> outcome = fleet_->Cancel(sequence);
     if (!outcome.has_value()) continue;
     absl::MutexLock lock(&mutex_);
+    record_.OnCancelled(index, *outcome, failure_.has_value() ? Ending::kAbort : Ending::kStop, MonotonicNow());
     if (failure_.has_value()) continue;
     choices_[index].Complete(*outcome);
     WriteNext();
@@ -125,6 +133,7 @@ void GenerateCall::WriteNext() {
   // A failure before Begin waits for it: only then are all sequences known and can be cancelled.
   if (!begun_ || (!failure_.has_value() && !all_complete)) return;
   finished_ = true;
+  record_.OnFinish(failure_.value_or(grpc::Status::OK).error_code(), MonotonicNow());
   Finish(failure_.value_or(grpc::Status::OK));
 }
 

@@ -13,6 +13,7 @@
 #include "absl/synchronization/mutex.h"
 #include "grpcpp/grpcpp.h"
 #include "millrace/v1/inference.pb.h"
+#include "router/api/call_record.h"
 #include "router/api/call_registry.h"
 #include "router/api/choice_stream.h"
 #include "router/fleet/fleet.h"
@@ -24,7 +25,8 @@ class GenerateCall final : public grpc::ServerWriteReactor<grpc::ByteBuffer>, pu
   static constexpr size_t kPauseBytes = 32 << 10;  // waiting for the client; it goes on below half of it
   static constexpr size_t kMaxPendingBytes = 256 << 10;
 
-  GenerateCall(Fleet* fleet, CallRegistry* registry, std::string request_id, std::vector<ChoiceStream> choices);
+  GenerateCall(Fleet* fleet, CallRegistry* registry, RequestMetrics* metrics, std::string request_id,
+               std::vector<ChoiceStream> choices, Time arrived);
 
   // The sequences of its first choices, once they are submitted; the others are complete. Output waits for this.
   void Begin(std::vector<SequenceId> sequences);
@@ -53,6 +55,7 @@ class GenerateCall final : public grpc::ServerWriteReactor<grpc::ByteBuffer>, pu
   const std::string request_id_;
 
   absl::Mutex mutex_;
+  CallRecord record_ ABSL_GUARDED_BY(mutex_);
   std::vector<ChoiceStream> choices_ ABSL_GUARDED_BY(mutex_);
   std::vector<SequenceId> sequences_ ABSL_GUARDED_BY(mutex_);  // of the first choices
   bool begun_ ABSL_GUARDED_BY(mutex_) = false;

@@ -26,7 +26,8 @@ std::string DrawRequestId() {
 
 }  // namespace
 
-absl::StatusOr<GenerateCall*> InferenceService::BeginGenerate(const grpc::ByteBuffer& bytes, Time deadline) {
+absl::StatusOr<GenerateCall*> InferenceService::BeginGenerate(const grpc::ByteBuffer& bytes, Time deadline,
+                                                              Time arrived) {
   v1::GenerateRequest request;
   absl::Status status = registry_->CheckRoom();
   if (status.ok()) status = ParseMessage(bytes, &request);
@@ -48,7 +49,8 @@ absl::StatusOr<GenerateCall*> InferenceService::BeginGenerate(const grpc::ByteBu
   const std::string request_id = request.request_id().empty() ? DrawRequestId() : request.request_id();
   absl::StatusOr<Choices> choices = MakeChoices(request, *std::move(specs), request_id, model_->tokenizer());
   if (!choices.ok()) return choices.status();
-  auto call = std::make_shared<GenerateCall>(fleet_, registry_, request_id, std::move(choices->streams));
+  auto call =
+      std::make_shared<GenerateCall>(fleet_, registry_, metrics_, request_id, std::move(choices->streams), arrived);
   status = registry_->Add(request_id, call);
   if (!status.ok()) return status;
   absl::StatusOr<std::vector<SequenceId>> sequences = fleet_->Submit(std::move(choices->specs), call);
@@ -62,14 +64,14 @@ absl::StatusOr<GenerateCall*> InferenceService::BeginGenerate(const grpc::ByteBu
 
 grpc::ServerWriteReactor<grpc::ByteBuffer>* InferenceService::Generate(grpc::CallbackServerContext* context,
                                                                        const grpc::ByteBuffer* request) {
-  const absl::StatusOr<GenerateCall*> call = BeginGenerate(*request, FromSystemTime(context->deadline()));
-  if (!call.ok()) {
-    if (const absl::optional<absl::Cord> wait = call.status().GetPayload(kRetryAfterMs)) {
-      context->AddTrailingMetadata("grpc-retry-pushback-ms", std::string(*wait));  // gRPC's own clients know it
-    }
-    return new RefusedCall(call.status());
+  const Time arrived = MonotonicNow();
+  const absl::StatusOr<GenerateCall*> call = BeginGenerate(*request, FromSystemTime(context->deadline()), arrived);
+  if (call.ok()) return *call;
+  CallRecord::Refused(metrics_, static_cast<grpc::StatusCode>(call.status().code()), arrived, MonotonicNow());
+  if (const absl::optional<absl::Cord> wait = call.status().GetPayload(kRetryAfterMs)) {
+    context->AddTrailingMetadata("grpc-retry-pushback-ms", std::string(*wait));  // gRPC's own clients know it
   }
-  return *call;
+  return new RefusedCall(call.status());
 }
 
 grpc::ServerUnaryReactor* InferenceService::Tokenize(grpc::CallbackServerContext* context,

@@ -4,6 +4,7 @@
 
 #include "millrace/v1/inference.grpc.pb.h"
 #include "router/api/call_registry.h"
+#include "router/api/request_metrics.h"
 #include "router/api/served_model.h"
 #include "router/fleet/fleet.h"
 
@@ -16,8 +17,8 @@ using RawInferenceService =
 
 class InferenceService final : public RawInferenceService {
  public:
-  InferenceService(const ServedModel* model, Fleet* fleet, CallRegistry* registry)
-      : model_(model), fleet_(fleet), registry_(registry) {}
+  InferenceService(const ServedModel* model, Fleet* fleet, CallRegistry* registry, RequestMetrics* metrics)
+      : model_(model), fleet_(fleet), registry_(registry), metrics_(metrics) {}
 
   grpc::ServerWriteReactor<grpc::ByteBuffer>* Generate(grpc::CallbackServerContext* context,
                                                        const grpc::ByteBuffer* request) override;
@@ -32,11 +33,12 @@ class InferenceService final : public RawInferenceService {
 
  private:
   // The running call, owned by the registry.
-  absl::StatusOr<GenerateCall*> BeginGenerate(const grpc::ByteBuffer& bytes, Time deadline);
+  absl::StatusOr<GenerateCall*> BeginGenerate(const grpc::ByteBuffer& bytes, Time deadline, Time arrived);
 
   const ServedModel* const model_;
   Fleet* const fleet_;
   CallRegistry* const registry_;
+  RequestMetrics* const metrics_;
 };
 
 }  // namespace millrace

@@ -35,6 +35,7 @@ absl::Status RouterOptions::Validate() const {
   status.Update(InRange("router_id: bytes", static_cast<int64_t>(router_id.size()), 1, 128));
   status.Update(InRange("model_name: bytes", static_cast<int64_t>(model_name.size()), 0, 256));
   status.Update(CheckAddress("listen", listen, insecure, 0));
+  if (!metrics_listen.empty()) status.Update(CheckAddress("metrics_listen", metrics_listen, insecure, 0));
   absl::flat_hash_set<std::string> seen;
   for (const std::string& worker : workers) {
     absl::string_view address = worker;

@@ -12,9 +12,10 @@
 namespace millrace {
 
 struct RouterOptions {
-  std::string model;                       // folder with tokenizer.json and the chat template
-  std::string model_name;                  // what clients call it; empty: the folder's name
-  std::string listen = "127.0.0.1:50051";  // port 0: any free one
+  std::string model;                           // folder with tokenizer.json and the chat template
+  std::string model_name;                      // what clients call it; empty: the folder's name
+  std::string listen = "127.0.0.1:50051";      // port 0: any free one
+  std::string metrics_listen = "127.0.0.1:0";  // of /metrics, port 0: any free one; empty: none
   // HOST:PORT of each, distinct, 1 … 1,024. dns:///HOST:PORT stands for every address behind the name, now and later.
   std::vector<std::string> workers;
   std::string router_id = "router";  // 1 … 128 bytes

@@ -1,24 +1,22 @@
 #include "router/api/router_server.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "grpcpp/ext/proto_server_reflection_plugin.h"
-#include "grpcpp/health_check_service_interface.h"
 #include "grpcpp/resource_quota.h"
 #include "router/api/generate_call.h"
 #include "router/api/validate.h"
 #include "router/fleet/clock.h"
 #include "service/log.h"
+#include "service/server_limits.h"
 
 namespace millrace {
 namespace {
 
 constexpr int kMaxStreamsPerConnection = 10'000;
-constexpr int kMaxMetadataBytes = 16 << 10;
-constexpr int kLeastPingIntervalMs = 9'000;  // clients ping every 10 s
 constexpr int kKeepaliveMs = 30'000;
-constexpr int kKeepaliveTimeoutMs = 10'000;
 
 FleetOptions ToFleetOptions(const RouterOptions& options, const ServedModel& model, std::function<void()> on_ready,
                             std::function<void()> on_taken_over) {
@@ -61,44 +59,64 @@ RouterServer::RouterServer(const RouterOptions& options, std::unique_ptr<ServedM
       fleet_(ToFleetOptions(
           options, *model_,
           [this, on_ready = std::move(on_ready)] {
-            server_->GetHealthCheckService()->SetServingStatus(true);
+            any_ready_ = true;
+            readiness_.Look();
             if (on_ready) on_ready();
           },
-          [this] { server_->GetHealthCheckService()->SetServingStatus(false); })),
-      inference_(model_.get(), &fleet_, &registry_),
-      admin_(options.router_id, options.epoch, &fleet_, &registry_) {}
+          [this] { readiness_.Drain(); })),
+      inference_(model_.get(), &fleet_, &registry_, &requests_),
+      admin_(options.router_id, options.epoch, &fleet_, &registry_),
+      readiness_(&health_, v1::InferenceService::service_full_name(), [this] { return SampleReadiness(); }),
+      metrics_(options, model_->name(), &fleet_, &registry_, &requests_, &readiness_) {}
 
 RouterServer::~RouterServer() { Shutdown(std::chrono::milliseconds(0)); }
 
 absl::Status RouterServer::Listen(const RouterOptions& options) {
-  grpc::EnableDefaultHealthCheckService(true);
   grpc::reflection::InitProtoReflectionServerBuilderPlugin();
   grpc::ServerBuilder builder;
   builder.AddListeningPort(options.listen, grpc::InsecureServerCredentials(), &port_);
   builder.RegisterService(&inference_);
   builder.RegisterService(&admin_);
-  builder.SetMaxReceiveMessageSize(static_cast<int>(kMaxRequestBytes));
+  builder.RegisterService(&health_);
+  SetServerLimits({.max_message_bytes = static_cast<int>(kMaxRequestBytes),
+                   .max_streams = kMaxStreamsPerConnection,
+                   .keepalive_ms = kKeepaliveMs},
+                  &builder);
   builder.SetResourceQuota(grpc::ResourceQuota("router").Resize(static_cast<size_t>(options.max_request_bytes)));
-  builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kMaxStreamsPerConnection);
-  builder.AddChannelArgument(GRPC_ARG_MAX_METADATA_SIZE, kMaxMetadataBytes);
-  builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, kLeastPingIntervalMs);
-  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
-  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, kKeepaliveMs);
-  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kKeepaliveTimeoutMs);
-  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
   server_ = builder.BuildAndStart();
   if (server_ == nullptr || port_ == 0) {
     return absl::UnavailableError(absl::StrCat("--listen is ", options.listen, ", which cannot be bound"));
   }
-  server_->GetHealthCheckService()->SetServingStatus(false);
+  if (!options.metrics_listen.empty()) {
+    auto metrics = MetricsServer::Start(options.metrics_listen, [this](MetricPage* page) { metrics_.Fill(page); });
+    if (!metrics.ok()) return metrics.status();
+    metrics_server_ = *std::move(metrics);
+  }
   Log(LogLevel::kInfo, "serving",
-      {{"port", port_}, {"model", model_->name()}, {"router", options.router_id}, {"epoch", options.epoch}});
+      {{"port", port_},
+       {"metrics", metrics_address()},
+       {"model", model_->name()},
+       {"router", options.router_id},
+       {"epoch", options.epoch}});
   return absl::OkStatus();
+}
+
+Readiness::Sample RouterServer::SampleReadiness() const {
+  const SchedulerCounts counts = fleet_.counts();
+  Readiness::Sample sample;
+  sample.ready = any_ready_;
+  sample.progress.pending = counts.running + counts.queued > counts.paused;
+  for (const v1::WorkerStatus& worker : fleet_.workers()) {
+    sample.progress.steps += worker.steps();
+    sample.progress.usual_step_us = std::max<int64_t>(sample.progress.usual_step_us, worker.last_step_us());
+  }
+  return sample;
 }
 
 void RouterServer::Shutdown(std::chrono::milliseconds grace) {
   if (server_ == nullptr) return;
-  server_->GetHealthCheckService()->SetServingStatus(false);
+  readiness_.Drain();
+  health_.Shutdown();
   server_->Shutdown(std::chrono::system_clock::now() + grace);
   fleet_.Stop();
   server_.reset();

@@ -101,6 +101,7 @@ SequenceReport Scheduler::Report(SequenceId sequence) const {
 SchedulerCounts Scheduler::counts() const {
   SchedulerCounts counts = state_->counts;
   counts.queued = static_cast<int64_t>(state_->queue.size()) + state_->num_parked;
+  counts.queued_tokens = state_->queue.tokens();
   return counts;
 }
 

@@ -89,7 +89,8 @@ struct WorkerCounts {
 
 struct SchedulerCounts {
   int64_t queued = 0, running = 0;
-  int64_t paused = 0;  // of both
+  int64_t queued_tokens = 0;  // of prompts
+  int64_t paused = 0;         // of those queued and running
   uint64_t finished = 0, refused = 0, shed = 0, generated_tokens = 0, prompt_tokens = 0, cached_tokens = 0,
            preemptions = 0;
 };
