@@ -1,4 +1,5 @@
 """The chart as its tests see it: rendered by the real helm, as Python objects."""
+
 import functools
 import pathlib
 import subprocess
@@ -21,7 +22,9 @@ def helm(*arguments):
 @functools.lru_cache(maxsize=None)
 def render(values, *options, kubernetes=NEWEST):
     """The objects of the chart with a values file, as a list."""
-    done = helm("template", RELEASE, CHART, "--namespace", NAMESPACE, "--kube-version", kubernetes, "--values", values, *options)
+    done = helm(
+        "template", RELEASE, CHART, "--namespace", NAMESPACE, "--kube-version", kubernetes, "--values", values, *options
+    )
     if done.returncode:
         raise AssertionError(f"{values.name} {options}: {done.stderr}")
     return [found for found in yaml.safe_load_all(done.stdout) if found]
@@ -53,8 +56,11 @@ def containers(spec):
 
 def pod_of(objects, component):
     """(metadata, spec) of the pods of a component."""
-    return next((metadata, spec) for _, metadata, spec in pods(objects)
-                if metadata["labels"]["app.kubernetes.io/component"] == component)
+    return next(
+        (metadata, spec)
+        for _, metadata, spec in pods(objects)
+        if metadata["labels"]["app.kubernetes.io/component"] == component
+    )
 
 
 def selects(selector, labels):

