@@ -33,7 +33,7 @@ def total(metric, labels="", by="", legend=None, where=HERE):
 
 def each(metric, what=""):
     """A rate of every worker process."""
-    return f"rate({metric}{{{POD}}}[$__rate_interval])", "{{pod}}{{instance}}" + what
+    return f"rate({metric}{{{POD}}}[$__rate_interval])", "{{pod}} {{instance}}" + what
 
 
 def ratio(above, below, legend):
@@ -128,13 +128,7 @@ BOARDS = {
                     rate("millrace_sequence_moves_total", legend="moves"),
                 ],
             ),
-            (
-                "graph",
-                "Open calls",
-                COUNT,
-                "",
-                [total("millrace_open_calls", legend="open"), total("millrace_calls_limit", legend="limit")],
-            ),
+            ("graph", "Open calls", COUNT, "", [total("millrace_open_calls", legend="open")]),
             ("graph", "Cores in use", COUNT, "", [rate("process_cpu_seconds_total", by="job")]),
             ("graph", "Resident memory", BYTES, "", [total("process_resident_memory_bytes", by="job")]),
         ],
@@ -187,7 +181,7 @@ BOARDS = {
                     ratio(
                         each("millrace_engine_decode_rows_sum")[0],
                         each("millrace_engine_decode_rows_count")[0],
-                        "{{pod}}{{instance}}",
+                        "{{pod}} {{instance}}",
                     )
                 ],
             ),
@@ -210,7 +204,7 @@ BOARDS = {
                     ratio(
                         each("millrace_engine_stalls_total")[0],
                         each("millrace_engine_decode_rows_sum")[0],
-                        "{{pod}}{{instance}}",
+                        "{{pod}} {{instance}}",
                     )
                 ],
             ),
@@ -230,21 +224,21 @@ BOARDS = {
                 "Since the last step, with work",
                 SECONDS,
                 "",
-                [(f"millrace_engine_progress_age_seconds{{{POD}}}", "{{pod}}{{instance}}")],
+                [(f"millrace_engine_progress_age_seconds{{{POD}}}", "{{pod}} {{instance}}")],
             ),
             (
                 "graph",
                 "A router is connected",
                 COUNT,
                 "",
-                [(f"millrace_engine_router_connected{{{POD}}}", "{{pod}}{{instance}}")],
+                [(f"millrace_engine_router_connected{{{POD}}}", "{{pod}} {{instance}}")],
             ),
             (
                 "graph",
                 "Resident memory",
                 BYTES,
                 "",
-                [(f"process_resident_memory_bytes{{{POD}}}", "{{pod}}{{instance}}")],
+                [(f"process_resident_memory_bytes{{{POD}}}", "{{pod}} {{instance}}")],
             ),
             ("graph", "Cores in use", COUNT, "", [each("process_cpu_seconds_total")]),
         ],
@@ -341,26 +335,8 @@ BOARDS = {
                 "",
                 [(f"sum by (le) (rate(vllm:request_queue_time_seconds_bucket{{{HERE}}}[$__rate_interval]))", "{{le}}")],
             ),
-            (
-                "graph",
-                "Waiting sequences",
-                COUNT,
-                "",
-                [
-                    total("vllm:num_requests_waiting", legend="waiting"),
-                    total("millrace_queue_limit_sequences", legend="limit"),
-                ],
-            ),
-            (
-                "graph",
-                "Waiting prompt tokens",
-                COUNT,
-                "",
-                [
-                    total("millrace_queue_tokens", legend="waiting"),
-                    total("millrace_queue_limit_tokens", legend="limit"),
-                ],
-            ),
+            ("graph", "Waiting sequences", COUNT, "", [total("vllm:num_requests_waiting", legend="waiting")]),
+            ("graph", "Waiting prompt tokens", COUNT, "", [total("millrace_queue_tokens", legend="waiting")]),
             (
                 "graph",
                 "Prefill",

@@ -86,9 +86,18 @@ class Faults(unittest.TestCase):
             self.expect(fleet, "MillraceNoReadyWorker")
             waiting = self.later(fleet, {"prompt": "Water", "max_tokens": 4})
             self.expect(fleet, "MillraceQueueNotServed")
+            fleet.wait_for(
+                "12 s in the queue",
+                lambda: fleet.value("sum_over_time((vllm:num_requests_waiting > bool 0)[30s:1s])") > 12,
+            )
+            fleet.restart_worker(1)
+            self.expect(fleet, "MillraceQueueTimeHigh")
             for _ in range(3):
+                before = fleet.value('last_over_time(process_start_time_seconds{pod="w-1"}[5m])')
                 fleet.restart_worker(1)
-                fleet.wait_for("a scrape", lambda: fleet.value('up{pod="w-1"}') == 1)
+                fleet.wait_for(
+                    "a scrape", lambda before=before: fleet.value('process_start_time_seconds{pod="w-1"}') > before
+                )
             self.expect(fleet, "MillraceRestarting")
             waiting.join()
             fleet.router.kill()
@@ -108,7 +117,7 @@ class Faults(unittest.TestCase):
             self.expect(fleet, "MillraceDrainOverTime")
 
     def test_too_much_work(self):
-        flags = ("--max_queued_sequences=20", "--max_calls=40")
+        flags = ("--max_queued_sequences=20", "--max_calls=24")
         with WatchedFleet(workers=1, router_flags=flags, worker_flags=("--kv_memory=1MiB", "--max_slots=8")) as fleet:
             fleet.wait_until_scraped()
             long = [{"prompt": f"{i} Water over the wheel", "max_tokens": 200, "temperature": 0} for i in range(2000)]
