@@ -56,17 +56,19 @@ class Pods(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
         run(ROOT / "deploy" / "container" / "build.sh", BIN, IMAGE)
+
+    def render(self, discovery):
         repository, tag = IMAGE.rsplit(":", 1)
         options = [f"image.repository={repository},image.tag={tag},router.drainSeconds=2,worker.drainSeconds=2"]
-        options.append("worker.flags.kv_memory=16MiB,worker.flags.threads=1")
+        options.append(f"worker.flags.kv_memory=16MiB,worker.flags.threads=1,worker.discovery={discovery}")
         # In one network the two cannot both have the metrics' port.
-        cls.objects = {
+        self.objects = {
             component: render(CHART / "values" / "laptop.yaml", "--set", ",".join([*options, f"metrics.port={port}"]))
             for component, port in (("router", 9464), ("worker", 9465), ("test", 9464))
         }
 
     def start(self, component, name, *network):
-        metadata, spec = pod_of(self.objects[component], component)
+        _, spec = pod_of(self.objects[component], component)
         container = spec["containers"][0]
         security = spec["securityContext"] | container["securityContext"]
         environment = {}
@@ -139,6 +141,13 @@ class Pods(unittest.TestCase):
         self.assertEqual(server.stdout.readline(), "listening\n")
 
     def test_they_start_become_ready_answer_show_metrics_and_end(self):
+        for discovery in ("static", "dns"):
+            with self.subTest(discovery):
+                self.render(discovery)
+                self.live()
+            self.doCleanups()
+
+    def live(self):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
         resolver = pathlib.Path(folder.name) / "resolv.conf"
@@ -154,7 +163,8 @@ class Pods(unittest.TestCase):
         router_service = test["args"][2].split(":")[0]
 
         worker = self.start("worker", worker_name, "--network", "none", *names)
-        self.start_names(worker_name, f"{worker_name}.{workers['spec']['serviceName']}", router_service)
+        service = workers["spec"]["serviceName"]
+        self.start_names(worker_name, service, f"{worker_name}.{service}", router_service)
         router = self.start("router", router_name, "--network", f"container:{worker_name}", *names)
         for name, container in ((worker_name, worker), (router_name, router)):
             for kind in ("startupProbe", "livenessProbe", "readinessProbe"):
