@@ -118,7 +118,7 @@ class Faults(unittest.TestCase):
 
     def test_too_much_work(self):
         flags = ("--max_queued_sequences=20", "--max_calls=24")
-        with WatchedFleet(workers=1, router_flags=flags, worker_flags=("--kv_memory=1MiB", "--max_slots=8")) as fleet:
+        with WatchedFleet(workers=1, router_flags=flags, worker_flags=("--kv_memory=1MiB", "--max_slots=16")) as fleet:
             fleet.wait_until_scraped()
             long = [{"prompt": f"{i} Water over the wheel", "max_tokens": 200, "temperature": 0} for i in range(2000)]
             self.later(fleet, *long, concurrency=60)
