@@ -1,14 +1,17 @@
 #include "service/log.h"
 
+#include <poll.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
+#include <climits>
 #include <iterator>
 #include <string>
 #include <utility>
 
 #include "absl/strings/escaping.h"
+#include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 
@@ -50,17 +53,25 @@ std::string Prefix(absl::Time now, LogLevel level, absl::string_view event) {
                       kNames[static_cast<int>(level)], " ", event);
 }
 
-// A log that cannot be written must not stop the service.
-void WriteLine(std::string line) {
+// A log that nobody reads must not stop the service: a pipe that can be written has room for PIPE_BUF bytes. False if
+// it cannot.
+bool WriteLine(std::string line) {
+  if (line.size() >= PIPE_BUF) line.resize(PIPE_BUF - 1);
   line += '\n';
-  [[maybe_unused]] const ssize_t written = write(STDERR_FILENO, line.data(), line.size());
+  static absl::Mutex mutex(absl::kConstInit);  // or another thread could take the room
+  absl::MutexLock lock(&mutex);
+  pollfd out{STDERR_FILENO, POLLOUT, 0};
+  if (poll(&out, 1, 0) != 1 || (out.revents & POLLOUT) == 0) return false;
+  return write(STDERR_FILENO, line.data(), line.size()) >= 0;
 }
 
 void TellDropped(absl::Time now) {
   const uint64_t total = dropped.load(std::memory_order_relaxed);
   uint64_t before = told.load(std::memory_order_relaxed);
-  if (before < total && told.compare_exchange_strong(before, total, std::memory_order_relaxed)) {
-    WriteLine(absl::StrCat(Prefix(now, LogLevel::kWarning, "log_lines_dropped"), " count=", total - before));
+  if (before >= total || !told.compare_exchange_strong(before, total, std::memory_order_relaxed)) return;
+  const std::string count = absl::StrCat(" count=", total - before);
+  if (!WriteLine(Prefix(now, LogLevel::kWarning, "log_lines_dropped") + count)) {
+    told.fetch_sub(total - before, std::memory_order_relaxed);
   }
 }
 
@@ -93,7 +104,7 @@ void Log(LogLevel level, absl::string_view event, std::initializer_list<LogField
       absl::StrAppend(&line, "\"", absl::CHexEscape(value), "\"");
     }
   }
-  WriteLine(std::move(line));
+  if (!WriteLine(std::move(line))) dropped.fetch_add(1, std::memory_order_relaxed);
 }
 
 }  // namespace millrace

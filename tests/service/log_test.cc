@@ -1,5 +1,8 @@
 #include "service/log.h"
 
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <string>
 
 #include "absl/strings/str_split.h"
@@ -46,6 +49,27 @@ TEST(LogTest, AFloodOfOneLevelIsBoundedCountedAndHidesNoOther) {
   EXPECT_GT(dropped, 0u);
   EXPECT_EQ(LinesWith(text, " important"), 1u);
   EXPECT_GE(LinesWith(text, "log_lines_dropped count="), 1u);
+}
+
+// Nobody reads the pipe: a line more than it holds would wait for ever.
+TEST(LogTest, AReaderThatDoesNotReadStopsNobody) {
+  int ends[2];
+  ASSERT_EQ(pipe(ends), 0);
+  const int kept = dup(STDERR_FILENO);
+  dup2(ends[1], STDERR_FILENO);
+  const std::string value(400, 'x');
+  const uint64_t before = LogLinesDropped();
+  constexpr int kLines = 500;  // of more than 400 bytes each, into 64 KiB
+  for (int i = 0; i < kLines; ++i) Log(LogLevel::kError, "unread", {{"value", value}});
+  dup2(kept, STDERR_FILENO);
+  EXPECT_GT(LogLinesDropped() - before, 300u);
+  fcntl(ends[0], F_SETFL, O_NONBLOCK);
+  std::string text(1 << 20, ' ');
+  const ssize_t size = read(ends[0], text.data(), text.size());
+  ASSERT_GT(size, 0);
+  text.resize(static_cast<size_t>(size));
+  EXPECT_EQ(LinesWith(text, " unread value=") + (LogLinesDropped() - before), kLines);
+  for (const int fd : {ends[0], ends[1], kept}) close(fd);
 }
 
 }  // namespace
