@@ -46,12 +46,13 @@ class Client:
         model: str = "",
         request_id: str = "",
         cache_salt: str = "",
+        tenant: str = "",
         priority: int = 0,
         timeout: float | None = None,
         **sampling: Any,
     ) -> Answer:
         """Continues a text, or the tokens of one. `timeout`: seconds for the whole answer, breaks included."""
-        request = pb.GenerateRequest(model=model, request_id=request_id, cache_salt=cache_salt, priority=priority)
+        request = pb.GenerateRequest(model=model, request_id=request_id, cache_salt=cache_salt, tenant=tenant, priority=priority)
         if isinstance(prompt, str):
             request.text = prompt
         else:
@@ -68,12 +69,13 @@ class Client:
         model: str = "",
         request_id: str = "",
         cache_salt: str = "",
+        tenant: str = "",
         priority: int = 0,
         timeout: float | None = None,
         **sampling: Any,
     ) -> Answer:
         """Answers messages of the form {"role": …, "content": …}; further keys reach the model's template as they are."""
-        request = pb.GenerateRequest(model=model, request_id=request_id, cache_salt=cache_salt, priority=priority)
+        request = pb.GenerateRequest(model=model, request_id=request_id, cache_salt=cache_salt, tenant=tenant, priority=priority)
         request.chat.CopyFrom(_chat(messages, tools, template_kwargs, add_generation_prompt))
         return self._answer(request, timeout, sampling)
 
