@@ -202,7 +202,8 @@ TEST_F(ExecuteServiceTest, SendsHeartbeatsWhenIdleAndDuringALongStep) {
   client.ReadTokens();
 }
 
-// A new router first hears what the blocks hold, and that is known when the old one's step has ended: no heartbeat before.
+// A new router first hears what the blocks hold, and that is known when the old one's step has ended: no heartbeat
+// before.
 TEST_F(ExecuteServiceTest, ANewRouterHearsNothingBeforeReady) {
   Client older(worker_->address()), newer(worker_->address());
   older.Greet(1);
