@@ -9,7 +9,7 @@ namespace millrace {
 
 struct Progress {
   bool pending = false;         // there is something to compute
-  uint64_t steps = 0;           // any change is progress
+  uint64_t steps = 0;           // more are progress; fewer are a worker that has begun anew
   int64_t usual_step_us = 0;    // 0: not known
   int64_t longest_step_us = 0;  // that is in order; 0: not known
 };
@@ -21,7 +21,7 @@ class ProgressWatch {
 
   // How long pending work has been without a step.
   int64_t Waited(const Progress& progress, int64_t now) {
-    if (!progress.pending || !pending_ || progress.steps != steps_) since_ = now;
+    if (!progress.pending || !pending_ || progress.steps > steps_) since_ = now;
     pending_ = progress.pending;
     steps_ = progress.steps;
     return now - since_;

@@ -48,8 +48,15 @@ TEST(ProgressWatchTest, WaitsOnlyWhileWorkIsPendingAndNoStepComes) {
   EXPECT_EQ(watch.Waited({.pending = true}, 9'000'000), 0);  // it begins to count here, not when it was idle
   EXPECT_EQ(watch.Waited({.pending = true}, 9'500'000), 500'000);
   EXPECT_EQ(watch.Waited({.pending = true, .steps = 1}, 9'600'000), 0);
-  EXPECT_EQ(watch.Waited({.pending = true, .steps = 0}, 9'700'000), 0);  // another stream counts from 0: progress too
+  EXPECT_EQ(watch.Waited({.pending = true, .steps = 0}, 9'700'000), 100'000);
   EXPECT_EQ(watch.Waited({.pending = false, .steps = 0}, 99'700'000), 0);
+}
+
+TEST(ProgressWatchTest, TakesAWorkerThatBeginsAnewForNoProgress) {
+  ProgressWatch watch;
+  watch.Waited({.pending = true, .steps = 7}, 0);
+  EXPECT_EQ(watch.Waited({.pending = true, .steps = 0}, 1'500'000), 1'500'000);
+  EXPECT_EQ(watch.Waited({.pending = true, .steps = 1}, 1'600'000), 0);
 }
 
 TEST(ProgressWatchTest, GivesSlowWorkersLonger) {
