@@ -33,6 +33,10 @@ ABSL_FLAG(double, gpu_memory_fraction, millrace::WorkerOptions().gpu_memory_frac
 ABSL_FLAG(int, max_slots, millrace::WorkerOptions().max_slots, "sequences at once");
 ABSL_FLAG(int, max_rows, millrace::WorkerOptions().max_rows,
           "tokens of one step; at least max_slots; 0: 512 on the CPU, 8192 on a GPU");
+ABSL_FLAG(std::string, draft_model, "",
+          "folder of a small model of the same vocabulary that drafts tokens; its cache takes part of --kv_memory");
+ABSL_FLAG(int, draft_layers, millrace::WorkerOptions().draft_layers,
+          "instead, draft tokens with the model's own first layers, so many; 0: do not");
 ABSL_FLAG(double, step_target_ms, millrace::WorkerOptions().step_target_ms,
           "decoding steps take prefill as long as they are predicted to stay below");
 ABSL_FLAG(int64_t, drain_ms, millrace::WorkerOptions().drain_ms,
@@ -54,6 +58,8 @@ millrace::WorkerOptions OptionsFromFlags() {
   options.kv_memory = absl::GetFlag(FLAGS_kv_memory);
   options.max_slots = absl::GetFlag(FLAGS_max_slots);
   options.max_rows = absl::GetFlag(FLAGS_max_rows);
+  options.draft_model = absl::GetFlag(FLAGS_draft_model);
+  options.draft_layers = absl::GetFlag(FLAGS_draft_layers);
   options.step_target_ms = absl::GetFlag(FLAGS_step_target_ms);
   options.drain_ms = absl::GetFlag(FLAGS_drain_ms);
   return options;

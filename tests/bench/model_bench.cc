@@ -73,6 +73,7 @@ class Bench {
       input_.target.push_back(-1);
       input_.slots.push_back(-1);
       input_.num_logprobs.push_back(-1);
+      input_.is_guess.push_back(false);
     }
     runner_.Run(input_, output_);
   }

@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "gtest/gtest.h"
+#include "worker/model/kv_cache.h"
 
 namespace millrace {
 
@@ -46,11 +47,17 @@ void InProcessCluster::AddWorker(const WorkerShape& shape) {
   options.kv_bytes = 1;  // replaced below, once the block's size is known
   options.max_slots = shape.num_slots;
   options.max_rows = shape.max_rows;
-  options.max_logit_rows = std::max(shape.num_slots, 64);
+  options.max_logit_rows = std::max(shape.num_slots, 64) + 128;
+  options.draft_model_dir = shape.draft_model;
+  options.draft_layers = shape.draft_layers;
   const auto config = ModelConfig::Load(model_dir_);
   ASSERT_TRUE(config.ok()) << config.status();
-  options.kv_bytes = shape.num_blocks * 2 * config->num_layers * config->num_kv_heads * config->head_dim *
-                     kBlockTokens * int64_t{sizeof(float)};
+  options.kv_bytes = shape.num_blocks * KvCache<float>::BlockBytes(*config);
+  if (!shape.draft_model.empty()) {
+    const auto draft_config = ModelConfig::Load(shape.draft_model);
+    ASSERT_TRUE(draft_config.ok()) << draft_config.status();
+    options.kv_bytes += shape.num_blocks * KvCache<float>::BlockBytes(*draft_config);
+  }
   auto runner = ModelRunner::Load(options, Stream::OpenCpu(2));
   ASSERT_TRUE(runner.ok()) << runner.status();
   ASSERT_EQ((*runner)->num_blocks(), shape.num_blocks);
@@ -75,11 +82,20 @@ void InProcessCluster::AddWorker(const WorkerShape& shape) {
   cost.set_context_ns(100);
 
   EngineOptions engine;
-  engine.limits = {shape.num_slots,    static_cast<int32_t>(shape.num_blocks),
-                   config->vocab_size, static_cast<int32_t>(max_context),
-                   shape.max_rows,     options.max_logit_rows};
+  engine.limits = {shape.num_slots,         static_cast<int32_t>(shape.num_blocks),
+                   config->vocab_size,      static_cast<int32_t>(max_context),
+                   shape.max_rows,          options.max_logit_rows,
+                   (*runner)->draft_model()};
   engine.step_cost = cost;
   engine.step_target_us = shape.step_target_us;
+  // As if drafting were cheap, so that there is much of it.
+  for (const auto method : {worker::v1::DRAFT_METHOD_LOOKUP, worker::v1::DRAFT_METHOD_MODEL}) {
+    if (method == worker::v1::DRAFT_METHOD_MODEL && engine.limits.draft_model == DraftModel::kNone) continue;
+    worker::v1::Drafter& drafter = *ready.add_drafters();
+    drafter.set_method(method);
+    drafter.set_max_length(kMaxDrafts);
+    drafter.set_step_us(1);
+  }
   Worker worker;
   worker.engine = std::make_unique<Engine>(*std::move(runner), engine);
   worker.sink = std::make_shared<Sink>(mailbox_);
@@ -114,7 +130,9 @@ void InProcessCluster::PostEdits() {
   for (const WorkerId id : scheduler_->PendingWorkers()) {
     const auto worker = std::ranges::find(workers_, id, &Worker::id);
     ASSERT_NE(worker, workers_.end());
-    ASSERT_TRUE(worker->engine->Post(worker->sink.get(), scheduler_->TakeEdit(id)).ok());
+    worker::v1::Edit edit = scheduler_->TakeEdit(id);
+    if (editor_) editor_(&edit);
+    ASSERT_TRUE(worker->engine->Post(worker->sink.get(), std::move(edit)).ok());
   }
 }
 
@@ -144,6 +162,10 @@ std::vector<Output> InProcessCluster::Run(std::vector<std::vector<SequenceSpec>>
     const auto worker = std::ranges::find_if(workers_, [&](const Worker& w) { return w.sink.get() == mail.first; });
     if (worker == workers_.end()) continue;  // of a lost worker
     now_ += 1000;
+    for (const auto& row : mail.second.rows()) {
+      num_drafted_ += row.num_drafted();
+      num_right_ += std::max(0, row.token_ids_size() - 1);
+    }
     const absl::Status applied = scheduler_->Apply(worker->id, mail.second, now_);
     if (!applied.ok()) {
       ADD_FAILURE() << "the core refused a report: " << applied;

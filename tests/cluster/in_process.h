@@ -4,6 +4,7 @@
 
 #include <deque>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -20,6 +21,8 @@ struct WorkerShape {
   int max_rows = 512;
   int64_t num_blocks = 4096;
   double step_target_us = 45'000;
+  std::filesystem::path draft_model = {};
+  int draft_layers = 0;
 };
 
 struct Output {
@@ -40,6 +43,9 @@ class InProcessCluster {
   // As if its stream broke: its engine's slots are released, later reports are dropped.
   void LoseWorker(size_t index);
 
+  // Changes every edit before it goes to a worker.
+  void SetEditor(std::function<void(worker::v1::Edit*)> editor) { editor_ = std::move(editor); }
+
   // Another core, with another key, takes the workers over with what they have kept. Nothing may be running.
   void RestartRouter();
 
@@ -47,6 +53,10 @@ class InProcessCluster {
   // `on_report`, if given, is called with the number of reports so far.
   std::vector<Output> Run(std::vector<std::vector<SequenceSpec>> groups, int reports_between,
                           const std::function<void(int)>& on_report = nullptr);
+
+  // Tokens that workers drafted so far, and those of them that came.
+  int64_t num_drafted() const { return num_drafted_; }
+  int64_t num_right() const { return num_right_; }
 
   Scheduler& scheduler() { return *scheduler_; }
   WorkerId worker_id(size_t index) const { return workers_[index].id; }
@@ -74,6 +84,8 @@ class InProcessCluster {
   Mailbox mailbox_;
   std::vector<Worker> workers_;  // after the mailbox: their threads write to it
   Time now_ = 0;
+  int64_t num_drafted_ = 0, num_right_ = 0;
+  std::function<void(worker::v1::Edit*)> editor_;
 };
 
 }  // namespace millrace

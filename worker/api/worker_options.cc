@@ -42,6 +42,18 @@ absl::Status ValidateListen(absl::string_view flag, const std::string& listen, b
                    "authenticated: whoever reaches the port can read prompts and command the worker"));
 }
 
+absl::Status CheckDraft(const WorkerOptions& options) {
+  if (options.draft_model.empty()) return Range("draft_layers", options.draft_layers, 0, 1 << 16);
+  std::error_code error;
+  if (!std::filesystem::is_directory(options.draft_model, error)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--draft_model is \"", options.draft_model, "\"; the limit is a folder that exists"));
+  }
+  if (options.draft_layers == 0) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("--draft_layers is ", options.draft_layers, " and --draft_model is \"",
+                                                 options.draft_model, "\"; the limit is one of the two"));
+}
+
 }  // namespace
 
 absl::StatusOr<int64_t> ParseBytes(absl::string_view text) {
@@ -88,6 +100,7 @@ absl::Status WorkerOptions::Validate() const {
   status.Update(Range("threads", threads, 0, 1024));
   status.Update(Range("max_slots", max_slots, 1, (1 << 16) - 1));
   if (max_rows != 0) status.Update(Range("max_rows", max_rows, max_slots, 1 << 17));
+  status.Update(CheckDraft(*this));
   status.Update(Range("step_target_ms", step_target_ms, 0.1, 10'000));
   status.Update(Range("drain_ms", static_cast<double>(drain_ms), 0, 3'600'000));
   return status;

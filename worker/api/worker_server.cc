@@ -23,6 +23,7 @@ constexpr int kMaxMessageBytes = 64 << 20;
 constexpr absl::Duration kMoving = absl::Seconds(1);  // for the router to take away what has not ended in the budget
 constexpr int kMaxStreams = 16;                       // of one connection: the router's, its successor's, health checks
 constexpr int kKeepaliveMs = 10'000;
+constexpr int kMostGuessLogits = 512;  // rows of logits of a step, where slots alone need fewer
 
 std::string DrawInstanceId() {
   std::random_device random;
@@ -30,7 +31,8 @@ std::string DrawInstanceId() {
 }
 
 worker::v1::Ready DescribeWorker(const WorkerOptions& options, const ModelConfig& config,
-                                 const std::string& fingerprint, const EngineOptions& engine) {
+                                 const std::string& fingerprint, const EngineOptions& engine,
+                                 const std::vector<worker::v1::Drafter>& drafters) {
   worker::v1::Ready ready;
   ready.set_instance_id(DrawInstanceId());
   ready.set_worker_id(options.worker_id.empty() ? ready.instance_id() : options.worker_id);
@@ -45,6 +47,7 @@ worker::v1::Ready DescribeWorker(const WorkerOptions& options, const ModelConfig
   ready.set_num_slots(static_cast<uint32_t>(engine.limits.num_slots));
   *ready.mutable_step_cost() = engine.step_cost;
   ready.set_step_target_us(static_cast<uint32_t>(engine.step_target_us));
+  ready.mutable_drafters()->Assign(drafters.begin(), drafters.end());
   return ready;
 }
 
@@ -65,14 +68,19 @@ absl::StatusOr<std::unique_ptr<WorkerServer>> WorkerServer::Start(const WorkerOp
     return absl::FailedPreconditionError(absl::StrCat("--device is ", options.device, "; this build and machine have ",
                                                       Stream::CountCuda(), " usable GPUs"));
   }
+  // Beside a row for every slot, guesses may have logits too.
+  const int max_logit_rows = std::max(
+      options.max_slots, std::min({kMostGuessLogits, options.step_rows(), options.max_slots * (1 + kMaxDrafts)}));
   auto runner =
       ModelRunner::Load({.model_dir = options.model,
                          .kv_bytes = options.kv_bytes(),
                          .device_fraction = options.gpu_memory_fraction,
                          .max_slots = options.max_slots,
                          .max_rows = options.step_rows(),
-                         .max_logit_rows = options.max_slots,
-                         .max_biases = options.max_slots * kMaxBiasesOfASlot},
+                         .max_logit_rows = max_logit_rows,
+                         .max_biases = max_logit_rows * kMaxBiasesOfASlot,
+                         .draft_model_dir = options.draft_model,
+                         .draft_layers = options.draft_layers},
                         options.gpu() < 0 ? Stream::OpenCpu(options.num_threads()) : Stream::OpenCuda(options.gpu()));
   if (!runner.ok()) return runner.status();
   const ModelConfig config = (*runner)->config();
@@ -88,10 +96,13 @@ absl::StatusOr<std::unique_ptr<WorkerServer>> WorkerServer::Start(const WorkerOp
                    .vocab_size = config.vocab_size,
                    .max_context = static_cast<int32_t>(std::min(config.max_position, num_blocks * kBlockTokens)),
                    .max_rows = options.step_rows(),
-                   .max_logit_rows = options.max_slots};
+                   .max_logit_rows = max_logit_rows,
+                   .draft_model = (*runner)->draft_model(),
+                   .guesses_with_penalties = (*runner)->guesses_with_penalties()};
   engine.step_target_us = options.step_target_ms * 1000;
   engine.step_cost = MeasureStepCost(**runner, engine.limits);
-  worker::v1::Ready ready = DescribeWorker(options, config, *fingerprint, engine);
+  worker::v1::Ready ready =
+      DescribeWorker(options, config, *fingerprint, engine, MeasureDrafters(**runner, engine.limits));
   return Serve(std::make_unique<Engine>(*std::move(runner), engine), std::move(ready),
                {options.listen, options.metrics_listen});
 }

@@ -67,9 +67,35 @@ void BlockLabels::Set(int32_t slot, const Slot& it, int32_t index) {
   at(block) = label;
 }
 
+void BlockLabels::DraftComputed(const Slot& it, int32_t num_before, int32_t num_computed) {
+  for (int32_t index = num_before / kBlockTokens; index < num_computed / kBlockTokens; ++index) {
+    Label& label = at(it.block_table[static_cast<size_t>(index)]);
+    label.draft_computed = label.serial != 0;
+  }
+}
+
+bool BlockLabels::AppendCachedTokens(const Slot& it, std::vector<int32_t>* tokens) const {
+  for (int32_t index = 0; index < it.num_cached_tokens / kBlockTokens; ++index) {
+    const int32_t block = it.block_table[static_cast<size_t>(index)];
+    if (at(block).serial == 0) return false;
+    const auto first = tokens_.begin() + static_cast<std::ptrdiff_t>(block) * kBlockTokens;
+    tokens->insert(tokens->end(), first, first + kBlockTokens);
+  }
+  return true;
+}
+
+int32_t BlockLabels::NumDraftComputed(const Slot& it) const {
+  int32_t index = 0;
+  for (; index < it.num_cached_tokens / kBlockTokens; ++index) {
+    if (!at(it.block_table[static_cast<size_t>(index)]).draft_computed) break;
+  }
+  return index * kBlockTokens;
+}
+
 void BlockLabels::Forget(const Slot& it) {
   for (auto i = static_cast<size_t>(it.num_cached_tokens / kBlockTokens); i < it.block_table.size(); ++i) {
     at(it.block_table[i]).serial = 0;
+    at(it.block_table[i]).draft_computed = false;
   }
 }
 

@@ -27,8 +27,16 @@ class BlockLabels {
   void Extended(int32_t slot, const google::protobuf::RepeatedField<uint32_t>& blocks);
   // Its first `num_computed` tokens are known, and their k and v are in the cache.
   void Computed(int32_t slot, const Slot& it, int32_t num_computed);
+  // The draft model's own k and v of its first `num_computed` tokens, from about the `num_before`-th on, are in the
+  // cache too.
+  void DraftComputed(const Slot& it, int32_t num_before, int32_t num_computed);
   // Nothing that it computed is to be found again.
   void Forget(const Slot& it);
+
+  // Appends the tokens of its cached blocks. False if they are not known.
+  bool AppendCachedTokens(const Slot& it, std::vector<int32_t>* tokens) const;
+  // How many of its cached tokens the draft model's own cache has, from the first one on.
+  int32_t NumDraftComputed(const Slot& it) const;
 
   // Every block whose tokens are known back to the first one, each after its parent, the most recently used first; at
   // most kMaxListedTokens.
@@ -40,7 +48,8 @@ class BlockLabels {
     uint64_t serial = 0;  // 0: not known
     uint64_t parent_serial = 0;
     int32_t parent = -1;  // a block; -1: none
-    uint64_t used = 0;    // by which admission, the latest
+    bool draft_computed = false;
+    uint64_t used = 0;  // by which admission, the latest
   };
 
   Label& at(int32_t block) { return labels_[static_cast<size_t>(block)]; }

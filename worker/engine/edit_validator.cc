@@ -143,6 +143,15 @@ absl::Status Within(absl::string_view list, int index, const absl::Status& statu
   return absl::Status(status.code(), absl::StrCat(list, "[", index, "].", status.message()));
 }
 
+absl::Status ValidateDraft(const worker::v1::Draft& draft, const EngineLimits& limits) {
+  if (auto s = Range("slot", draft.slot(), 0, limits.num_slots - 1); !s.ok()) return s;
+  if (auto s = Range("length", draft.length(), 0, kMaxDrafts); !s.ok()) return s;
+  const int max_method =
+      limits.draft_model == DraftModel::kNone ? worker::v1::DRAFT_METHOD_LOOKUP : worker::v1::DRAFT_METHOD_MODEL;
+  const int min_method = draft.length() == 0 ? worker::v1::DRAFT_METHOD_UNSPECIFIED : worker::v1::DRAFT_METHOD_LOOKUP;
+  return Range("method", draft.method(), min_method, max_method);
+}
+
 }  // namespace
 
 absl::Status ValidateEdit(const Edit& edit, const EngineLimits& limits) {
@@ -160,6 +169,9 @@ absl::Status ValidateEdit(const Edit& edit, const EngineLimits& limits) {
   for (int i = 0; i < edit.rank_size(); ++i) {
     const absl::Status status = Range("slot", edit.rank(i).slot(), 0, limits.num_slots - 1);
     if (!status.ok()) return Within("rank", i, status);
+  }
+  for (int i = 0; i < edit.draft_size(); ++i) {
+    if (auto s = Within("draft", i, ValidateDraft(edit.draft(i), limits)); !s.ok()) return s;
   }
   return absl::OkStatus();
 }

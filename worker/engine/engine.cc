@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/check.h"
+#include "worker/engine/drafting.h"
 #include "worker/engine/edit_validator.h"
 #include "worker/engine/step_builder.h"
 
@@ -127,14 +128,17 @@ absl::Status Engine::Apply(const Edit& edit) {
   for (const uint32_t slot : edit.release()) table_.Release(static_cast<int32_t>(slot));
   for (const auto& admit : edit.admit()) {
     if (auto status = table_.Admit(admit); !status.ok()) return status;
-    labels_.Admitted(static_cast<int32_t>(admit.slot()), table_.at(static_cast<int32_t>(admit.slot())));
-    if (table_.at(static_cast<int32_t>(admit.slot())).has_penalties()) ResetHistory(admit);
+    Slot& slot = table_.at(static_cast<int32_t>(admit.slot()));
+    labels_.Admitted(static_cast<int32_t>(admit.slot()), slot);
+    slot.num_draft_computed_tokens = labels_.NumDraftComputed(slot);
+    if (slot.has_penalties()) ResetHistory(admit);
   }
   for (const auto& extend : edit.extend()) {
     if (auto status = table_.Extend(extend); !status.ok()) return status;
     labels_.Extended(static_cast<int32_t>(extend.slot()), extend.block_table());
   }
   for (const auto& rank : edit.rank()) table_.SetRank(rank);
+  for (const auto& draft : edit.draft()) table_.SetDraft(draft);
   applied_edit_ = edit.edit_id();
   return absl::OkStatus();
 }
@@ -151,8 +155,13 @@ void Engine::ResetHistory(const worker::v1::Admit& admit) {
 }
 
 // A step is launched as soon as there is room for it, so that the device never waits for the host: its results are
-// taken while the next one runs.
+// taken while the next one runs. But where tokens are guessed the next step begins where the guesses end, so it waits.
 bool Engine::Step() {
+  if (num_flying_ > 0 && (table_.num_drafting() > 0 || flying_.front().plan.num_guesses > 0)) {
+    TakeResults();
+    return false;
+  }
+  LookUpGuesses();
   StepPlan plan = PackStep(table_, options_.limits, options_.step_cost, options_.step_target_us);
   if (plan.chunks.empty() && num_flying_ == 0) {
     ReportIfNews(plan);
@@ -164,6 +173,24 @@ bool Engine::Step() {
   }
   TakeResults();
   return num_flying_ == 0 && table_.num_active() == 0;
+}
+
+void Engine::LookUpGuesses() {
+  if (table_.num_drafting() == 0) return;
+  for (int32_t id = 0; id < options_.limits.num_slots; ++id) {
+    Slot& slot = table_.at(id);
+    if (slot.max_drafts == 0 || !slot.is_decoding()) continue;
+    std::vector<int32_t>& tokens = slot.all_token_ids;
+    if (tokens.empty() && !labels_.AppendCachedTokens(slot, &tokens)) {  // nobody knows what is in its blocks
+      tokens.clear();
+      table_.StopDrafting(id);
+      continue;
+    }
+    tokens.insert(tokens.end(), slot.token_ids.begin() + (std::ssize(tokens) - slot.num_cached_tokens),
+                  slot.token_ids.end());
+    if (slot.draft_method != worker::v1::DRAFT_METHOD_LOOKUP) continue;
+    slot.guesses = LookUpDraft({tokens.data(), std::ssize(tokens)}, slot.most_drafts());
+  }
 }
 
 void Engine::ReportIfNews(const StepPlan& plan) {
@@ -189,19 +216,16 @@ void Engine::Launch(StepPlan plan) {
 void Engine::TakeResults() {
   FlyingStep& step = flying_.front();
   model_->Await(output_);
+  ApplyStep(step.input, output_, step.plan, table_, step.report);
   LabelBlocks(step.plan);
-  ApplyStep(step.plan, step.input, output_, table_, step.report);
-  for (const auto& row : step.report.rows()) {
-    if (row.finish_reason() != worker::v1::FINISH_REASON_NON_FINITE) continue;
-    labels_.Forget(
-        table_.at(static_cast<int32_t>(row.slot())));  // an empty slot keeps its table until it is taken again
-  }
+  ReleaseEnded(step.report);
   // The device works on one step at a time, so a step begins where the one before it ends.
   const auto end = std::chrono::steady_clock::now();
   const int64_t us =
       std::chrono::duration_cast<std::chrono::microseconds>(end - std::max(step.launched, last_end_)).count();
   last_end_ = end;
   step.report.set_step_us(static_cast<uint32_t>(std::clamp<int64_t>(us, 1, UINT32_MAX)));
+  step.report.set_draft_us(static_cast<uint32_t>(std::clamp<double>(output_.draft_us, 0, step.report.step_us())));
   ++steps_;
   reported_stalls_ = step.plan.stalled;
   Report(std::move(step.report));
@@ -209,12 +233,24 @@ void Engine::TakeResults() {
   --num_flying_;
 }
 
-// Before the results are applied, since a slot that ends forgets its tokens. What a step computes is there to be read
-// once it has ended, and all tokens before that are known.
+// What a step computes is there to be read once it has ended, and all tokens before that are known.
 void Engine::LabelBlocks(const StepPlan& plan) {
   for (const StepPlan::Chunk& chunk : plan.chunks) {
     const Slot& slot = table_.at(chunk.slot);
-    if (slot.active && slot.order == chunk.order) labels_.Computed(chunk.slot, slot, chunk.end);
+    if (!slot.active || slot.order != chunk.order) continue;
+    labels_.Computed(chunk.slot, slot, chunk.end);
+    if (chunk.num_unread == 0 || table_.draft_shares_cache()) continue;
+    const int32_t before = slot.num_draft_computed_tokens - chunk.num_unread - chunk.num_guesses;
+    labels_.DraftComputed(slot, std::max(0, before), slot.num_draft_computed_tokens);
+  }
+}
+
+void Engine::ReleaseEnded(const StepReport& report) {
+  for (const auto& row : report.rows()) {
+    if (row.finish_reason() == worker::v1::FINISH_REASON_UNSPECIFIED) continue;
+    const auto id = static_cast<int32_t>(row.slot());
+    if (row.finish_reason() == worker::v1::FINISH_REASON_NON_FINITE) labels_.Forget(table_.at(id));
+    table_.Release(id);
   }
 }
 

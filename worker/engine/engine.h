@@ -89,7 +89,9 @@ class Engine {
   bool Step();
   void Launch(StepPlan plan);
   void TakeResults();
+  void LookUpGuesses();
   void LabelBlocks(const StepPlan& plan);
+  void ReleaseEnded(const worker::v1::StepReport& report);
   void DropSteps();
   void ReportIfNews(const StepPlan& plan);
   void Report(worker::v1::StepReport report);

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "kernels/tensor.h"
+#include "worker/model/model.h"
 
 namespace millrace {
 
@@ -13,6 +14,9 @@ inline constexpr int kMaxStopTokens = 64;
 inline constexpr int kMaxBiases = 1024;
 inline constexpr int kMaxBiasesOfASlot = kMaxBiases + kMaxStopTokens;  // stop tokens are forbidden below min_length
 
+// Tokens that a sequence drafts in one step.
+inline constexpr int32_t kMaxDrafts = 8;
+
 struct EngineLimits {
   int32_t num_slots = 0;
   int32_t num_blocks = 0;
@@ -20,6 +24,8 @@ struct EngineLimits {
   int32_t max_context = 0;     // tokens of one sequence, prompt and output; at most num_blocks * kBlockTokens
   int32_t max_rows = 0;        // rows of a step; at least num_slots
   int32_t max_logit_rows = 0;  // rows of a step that lead to logits; at least num_slots
+  DraftModel draft_model = DraftModel::kNone;
+  bool guesses_with_penalties = true;
 
   int32_t max_table_blocks() const { return (max_context + kBlockTokens - 1) / kBlockTokens; }
 };

@@ -43,6 +43,12 @@ void SetBiases(const worker::v1::Admit& admit, Slot& slot) {
 
 }  // namespace
 
+// Its last row is at most the last one of its lease, and what that row samples the last token of its length.
+int32_t Slot::most_drafts() const {
+  const int64_t room = static_cast<int64_t>(block_table.size()) * kBlockTokens - length();
+  return static_cast<int32_t>(std::clamp<int64_t>(std::min<int64_t>(room, max_length - length() - 1), 0, max_drafts));
+}
+
 SlotTable::SlotTable(const EngineLimits& limits)
     : limits_(limits), slots_(static_cast<size_t>(limits.num_slots)), blocks_(static_cast<size_t>(limits.num_blocks)) {}
 
@@ -161,6 +167,24 @@ void SlotTable::SetRank(const worker::v1::Rank& rank) {
   if (slot.active) slot.rank = rank.rank();
 }
 
+void SlotTable::SetDraft(const worker::v1::Draft& draft) {
+  Slot& slot = at(static_cast<int32_t>(draft.slot()));
+  if (!slot.active || (slot.has_penalties() && !limits_.guesses_with_penalties)) return;
+  StopDrafting(static_cast<int32_t>(draft.slot()));
+  if (draft.length() == 0) return;
+  slot.draft_method = draft.method();
+  slot.max_drafts = static_cast<int32_t>(draft.length());
+  ++num_drafting_;
+}
+
+void SlotTable::StopDrafting(int32_t id) {
+  Slot& slot = at(id);
+  if (slot.max_drafts > 0) --num_drafting_;
+  slot.max_drafts = 0;
+  slot.draft_method = worker::v1::DRAFT_METHOD_UNSPECIFIED;
+  slot.guesses.clear();
+}
+
 // The slot keeps its block table and num_computed_tokens for CheckFilling until the next admission.
 void SlotTable::Release(int32_t id) {
   Slot& slot = at(id);
@@ -184,15 +208,17 @@ void SlotTable::Release(int32_t id) {
   }
   if (!IsReady(id)) slot.num_computed_tokens = 0;  // its cached part was never computed
   slot.active = false;
+  StopDrafting(id);
   slot.filling_slot = -1;
   slot.token_ids = {};
+  slot.all_token_ids = {};
   --num_active_;
 }
 
 void SlotTable::Reset() {
   slots_.assign(slots_.size(), {});
   blocks_.assign(blocks_.size(), {});
-  num_active_ = 0;
+  num_active_ = num_drafting_ = 0;
   next_order_ = 0;
 }
 

@@ -39,11 +39,19 @@ struct Slot {
   int32_t num_logprobs = -1;                // -1: none wanted
   int32_t num_prompt_logprobs = -1;
 
+  worker::v1::DraftMethod draft_method = worker::v1::DRAFT_METHOD_UNSPECIFIED;
+  int32_t max_drafts = 0;                 // in each step
+  std::vector<int32_t> all_token_ids;     // from position 0 on, as of the latest step that it was to draft in
+  std::vector<int32_t> guesses;           // for the next step, where they are looked up
+  int32_t num_draft_computed_tokens = 0;  // whose k and v are in the draft model's own cache
+
   int32_t length() const { return num_cached_tokens + static_cast<int32_t>(token_ids.size()); }
   int32_t token(int32_t position) const { return token_ids[static_cast<size_t>(position - num_cached_tokens)]; }
   bool is_decoding() const { return length() > num_admitted_tokens; }
   bool has_room() const { return static_cast<int64_t>(block_table.size()) * kBlockTokens > num_computed_tokens; }
   bool has_penalties() const { return sampling.history >= 0; }
+  // How many tokens it may draft in the next step, as far as it alone is concerned.
+  int32_t most_drafts() const;
 };
 
 class SlotTable {
@@ -55,6 +63,8 @@ class SlotTable {
   absl::Status Admit(const worker::v1::Admit& admit);
   absl::Status Extend(const worker::v1::Extend& extend);
   void SetRank(const worker::v1::Rank& rank);
+  void SetDraft(const worker::v1::Draft& draft);
+  void StopDrafting(int32_t slot);
 
   void Release(int32_t slot);  // an empty slot is ignored
   void Reset();                // empties every slot
@@ -66,6 +76,8 @@ class SlotTable {
   Slot& at(int32_t slot) { return slots_[static_cast<size_t>(slot)]; }
   const Slot& at(int32_t slot) const { return slots_[static_cast<size_t>(slot)]; }
   int32_t num_active() const { return num_active_; }
+  int32_t num_drafting() const { return num_drafting_; }  // slots that are to draft
+  bool draft_shares_cache() const { return limits_.draft_model == DraftModel::kSharedCache; }
 
  private:
   // At most one slot writes a block, and while it does, only slots that know it read along.
@@ -83,6 +95,7 @@ class SlotTable {
   std::vector<Slot> slots_;
   std::vector<Block> blocks_;
   int32_t num_active_ = 0;
+  int32_t num_drafting_ = 0;
   uint64_t next_order_ = 0;
 };
 

@@ -15,12 +15,14 @@ namespace millrace {
 // step.
 void BuildStep(const SlotTable& table, const StepPlan& plan, StepInput& input, worker::v1::StepReport& report);
 
-// Moves the running set past a step that was launched: its tokens count as computed, and what it samples as pending.
+// Moves the running set past a step that was launched: its tokens count as computed, guesses aside, and what it samples
+// as pending.
 void AdvancePast(const StepPlan& plan, SlotTable& table);
 
-// Takes the step's results: sampled tokens replace the pending ones, sequences that stop end, rows and progress are
-// reported. Results of sequences that ended since the launch are dropped.
-void ApplyStep(const StepPlan& plan, const StepInput& input, const StepOutput& output, SlotTable& table,
+// Takes the step's results: sampled tokens replace the pending ones, right guesses count as computed (in `plan` too),
+// rows and progress are reported. Results of sequences that ended since the launch are dropped. A slot whose row has a
+// finish reason has ended: it is to be released.
+void ApplyStep(const StepInput& input, const StepOutput& output, StepPlan& plan, SlotTable& table,
                worker::v1::StepReport& report);
 
 }  // namespace millrace

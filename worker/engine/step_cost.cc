@@ -19,12 +19,21 @@ class StepTimer {
 
   // Decodes `rows` sequences of `context` tokens each.
   double Decode(int32_t rows, int32_t context) { return Time(rows, 1, context - 1); }
+  // Drafts kMaxDrafts tokens for each of `sequences`, without what it costs to check them.
+  double Draft(int32_t sequences, int32_t context) {
+    const double given = Time(sequences, 1 + kMaxDrafts, context - 1, Guesses::kGiven);
+    return std::max(0.0, Time(sequences, 1 + kMaxDrafts, context - 1, Guesses::kDrafted) - given);
+  }
   // Prefills n tokens after `start` of one sequence.
   double Prefill(int32_t n, int32_t start) { return Time(1, n, start); }
 
  private:
-  double Time(int32_t num_sequences, int32_t n, int32_t start) {
+  // Whether the rows of a sequence after the first are guesses.
+  enum class Guesses { kNone, kGiven, kDrafted };
+
+  double Time(int32_t num_sequences, int32_t n, int32_t start, Guesses guesses = Guesses::kNone) {
     Fill(num_sequences, n, start);
+    if (guesses != Guesses::kNone) AddGuesses(num_sequences, n, start, guesses);
     double best = std::numeric_limits<double>::max(), spent = 0;
     for (int i = 0; i < kMaxRepeats && spent < kTimePerStepUs; ++i) {
       const auto begin = std::chrono::steady_clock::now();
@@ -57,6 +66,29 @@ class StepTimer {
       input_.sampling.emplace_back();
       input_.target.push_back(-1);
       input_.num_logprobs.push_back(-1);
+      input_.is_guess.push_back(false);
+    }
+  }
+
+  void AddGuesses(int32_t num_sequences, int32_t n, int32_t start, Guesses guesses) {
+    input_.logit_rows.clear();
+    for (std::vector<int32_t>* ids : {&input_.slots, &input_.target, &input_.num_logprobs}) {
+      ids->assign(static_cast<size_t>(num_sequences * n), -1);
+    }
+    input_.sampling.assign(static_cast<size_t>(num_sequences * n), {});
+    input_.is_guess.assign(static_cast<size_t>(num_sequences * n), true);
+    for (int32_t s = 0; s < num_sequences; ++s) {
+      input_.is_guess[static_cast<size_t>(s * n)] = false;
+      for (int32_t i = 0; i < n; ++i) input_.logit_rows.push_back(s * n + i);
+      if (guesses == Guesses::kGiven) continue;
+      input_.drafts.push_back({.sequence = s,
+                               .count = n - 1,
+                               .first_logit_row = s * n,
+                               .position = start,
+                               .unread_begin = s,
+                               .unread_end = s + 1});
+      input_.unread.push_back(input_.tokens[static_cast<size_t>(s * n)]);
+      for (int32_t i = 1; i < n; ++i) input_.tokens[static_cast<size_t>(s * n + i)] = kGuessedToken;
     }
   }
 
@@ -119,6 +151,29 @@ worker::v1::StepCost MeasureStepCost(Model& model, const EngineLimits& limits) {
   cost.set_prefill_context_ns(context_us * 1000);
   cost.set_prefill_token_us(std::max(0.0, chunk_us / chunk - context_us * chunk / 2));
   return cost;
+}
+
+std::vector<worker::v1::Drafter> MeasureDrafters(Model& model, const EngineLimits& limits) {
+  std::vector<worker::v1::Drafter> drafters(1);
+  drafters[0].set_method(worker::v1::DRAFT_METHOD_LOOKUP);
+  drafters[0].set_max_length(kMaxDrafts);
+  const int32_t context = std::min(512, limits.max_context - kMaxDrafts);
+  const int32_t sequences =
+      std::min({8, limits.num_slots, limits.max_rows / (1 + kMaxDrafts), limits.max_logit_rows / (1 + kMaxDrafts)});
+  if (limits.draft_model == DraftModel::kNone || context < 1 || sequences < 1) return drafters;
+  StepTimer timer(model, limits);
+  timer.Draft(1, 1);  // warms up
+  const double one = timer.Draft(1, 1) / kMaxDrafts;
+  const double many = sequences > 1 ? timer.Draft(sequences, 1) / kMaxDrafts : one;
+  const double far = timer.Draft(sequences, context) / kMaxDrafts;
+  worker::v1::Drafter& drafter = drafters.emplace_back();
+  drafter.set_method(worker::v1::DRAFT_METHOD_MODEL);
+  drafter.set_max_length(kMaxDrafts);
+  drafter.set_row_us(sequences > 1 ? std::max(0.0, (many - one) / (sequences - 1)) : 0);
+  drafter.set_context_ns(
+      context > 1 ? std::max(0.0, (far - many) * 1000 / (static_cast<double>(sequences) * (context - 1))) : 0);
+  drafter.set_step_us(std::max(0.0, one - drafter.row_us()));
+  return drafters;
 }
 
 }  // namespace millrace

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "millrace/worker/v1/worker.pb.h"
 #include "worker/engine/engine_limits.h"
@@ -21,5 +22,7 @@ int64_t PrefillFitting(const worker::v1::StepCost& cost, int64_t start, int64_t 
 // parameters. Writes into blocks of the pool, which nobody reads before writing them; start-up only. REQUIRES
 // vocab_size >= 1.
 worker::v1::StepCost MeasureStepCost(Model& model, const EngineLimits& limits);
+// Every way to draft that the model has, with what it costs; likewise.
+std::vector<worker::v1::Drafter> MeasureDrafters(Model& model, const EngineLimits& limits);
 
 }  // namespace millrace

@@ -20,7 +20,36 @@ std::vector<int32_t> WaitingForPrefill(const SlotTable& table) {
 
 StepPlan::Chunk MakeChunk(int32_t id, const Slot& slot, int32_t num_tokens) {
   const int32_t end = slot.num_computed_tokens + num_tokens;
-  return {id, num_tokens, slot.order, end, NumLogitRows(slot, num_tokens), end == slot.length(), slot.is_decoding()};
+  return {id, num_tokens, slot.order, end, NumLogitRows(slot, num_tokens), end == slot.length(), slot.is_decoding(),
+          0,  0};
+}
+
+// Gives decoding slots rows for their guesses.
+void AddGuesses(const SlotTable& table, const EngineLimits& limits, StepPlan& plan) {
+  if (table.num_drafting() == 0) return;
+  const int32_t rows_left = limits.max_rows - plan.num_decode_rows - kMinPrefillTokens;
+  const int32_t logit_rows_left = limits.max_logit_rows - limits.num_slots;
+  const int32_t share = std::min(rows_left, logit_rows_left) / table.num_drafting();
+  int32_t unread_left = std::min(kMaxUnreadTokens, limits.max_rows);
+  for (StepPlan::Chunk& chunk : plan.chunks) {
+    const Slot& slot = table.at(chunk.slot);
+    int32_t num_guesses = std::min(slot.most_drafts(), share);
+    if (num_guesses <= 0) continue;
+    if (slot.draft_method == worker::v1::DRAFT_METHOD_LOOKUP) {
+      num_guesses = std::min(num_guesses, static_cast<int32_t>(slot.guesses.size()));
+    } else {
+      const bool shared = limits.draft_model == DraftModel::kSharedCache;
+      const int32_t unread = shared ? 1 : slot.length() - slot.num_draft_computed_tokens;
+      chunk.num_unread = std::min(unread, unread_left);
+      unread_left -= chunk.num_unread;
+      if (chunk.num_unread < unread) num_guesses = 0;
+    }
+    chunk.num_guesses = num_guesses;
+    chunk.num_tokens += num_guesses;
+    chunk.num_logit_rows += num_guesses;
+    plan.num_guesses += num_guesses;
+  }
+  plan.num_decode_rows += plan.num_guesses;
 }
 
 }  // namespace
@@ -48,6 +77,7 @@ StepPlan PackStep(const SlotTable& table, const EngineLimits& limits, const work
     decode_context += slot.length();
   }
   plan.num_decode_rows = static_cast<int32_t>(plan.chunks.size());
+  AddGuesses(table, limits, plan);
 
   const bool timed = plan.num_decode_rows > 0;
   int32_t rows_left = limits.max_rows - plan.num_decode_rows;

@@ -43,6 +43,10 @@ absl::StatusOr<int64_t> PoolBytes(const ModelRunnerOptions& options, int64_t fre
 
 absl::StatusOr<std::unique_ptr<ModelRunner>> GpuRunner::Load(const ModelRunnerOptions& options, ModelConfig config,
                                                              const Checkpoint& checkpoint, Stream stream) {
+  if (!options.draft_model_dir.empty() || options.draft_layers > 0) {
+    return absl::UnimplementedError(
+        "a GPU drafts tokens by looking them up alone: the limit is no draft model and no draft layers");
+  }
   const int64_t free_before = stream.FreeBytes();
   auto transformer = Transformer<bf16>::Load(config, checkpoint,
                                              {options.max_rows, options.max_logit_rows, config.max_position}, stream);
@@ -212,6 +216,10 @@ void GpuRunner::Launch(const StepInput& input) {
   }
   Flight& flight = flights_[turn];
   flight.num_logprobs = input.num_logprobs;
+  flight.guesses.assign(input.logit_rows.size(), -1);
+  for (size_t r = 0; r < input.logit_rows.size(); ++r) {
+    if (input.is_guess[r]) flight.guesses[r] = input.tokens[static_cast<size_t>(input.logit_rows[r])];
+  }
   flight.most_logprobs = logit_rows == 0 ? -1 : std::ranges::max(input.num_logprobs);
   if (flight.most_logprobs >= 0) {
     MILLRACE_CHECK(flight.most_logprobs <= kMaxTopTokens, "no more top tokens than there is room for",
@@ -233,6 +241,7 @@ void GpuRunner::Await(StepOutput& output) {
   output.tokens.assign(staged_.turns[turn].chosen.data, staged_.turns[turn].chosen.data + count);
   output.logprobs.assign(count, {});
   for (size_t r = 0; r < count; ++r) {
+    if (flight.guesses[r] >= 0 && flight.guesses[r] != output.tokens[r - 1]) output.tokens[r] = kNotReached;
     if (flight.num_logprobs[r] < 0 || output.tokens[r] < 0) continue;
     const auto begin = static_cast<int64_t>(r) * flight.most_logprobs;
     TokenLogProbs& row = output.logprobs[r];

@@ -25,6 +25,7 @@ class GpuRunner final : public ModelRunner {
 
   int64_t num_blocks() const override { return kv_.num_blocks(); }
   int max_steps_in_flight() const override { return kStepTurns; }
+  bool guesses_with_penalties() const override { return false; }  // all rows of a step are sampled at once
   void Launch(const StepInput& input) override;
   void Await(StepOutput& output) override;
   void ResetHistory(int slot, Vec<const int32_t> prompt, Vec<const int32_t> output) override;
@@ -40,6 +41,7 @@ class GpuRunner final : public ModelRunner {
   struct Flight {
     std::vector<int32_t> num_logprobs;  // [R]
     int32_t most_logprobs = -1;         // N
+    std::vector<int32_t> guesses;       // [R] the row's own token where that is a guess; else -1
   };
   struct DecodeGraph {
     int64_t sequences;

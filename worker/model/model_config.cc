@@ -169,4 +169,20 @@ absl::StatusOr<ModelConfig> ModelConfig::Load(const std::filesystem::path& model
   return config;
 }
 
+absl::StatusOr<ModelConfig> LoadDraftConfig(const std::filesystem::path& model_dir, const ModelConfig& target) {
+  auto config = ModelConfig::Load(model_dir);
+  if (!config.ok()) return config.status();
+  if (config->vocab_size != target.vocab_size) {
+    return absl::InvalidArgumentError(absl::StrCat("draft model ", model_dir.string(), ": its vocab_size is ",
+                                                   config->vocab_size, "; the limit is the target's, ",
+                                                   target.vocab_size));
+  }
+  if (config->max_position < target.max_position) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("draft model ", model_dir.string(), ": its context is ", config->max_position,
+                     " tokens; the limit is at least the target's, ", target.max_position));
+  }
+  return config;
+}
+
 }  // namespace millrace

@@ -43,4 +43,7 @@ struct ModelConfig {
   static absl::StatusOr<ModelConfig> Load(const std::filesystem::path& model_dir);
 };
 
+// Of a model that drafts for `target`: it must have the same vocabulary, and positions for as long a context.
+absl::StatusOr<ModelConfig> LoadDraftConfig(const std::filesystem::path& model_dir, const ModelConfig& target);
+
 }  // namespace millrace

@@ -26,6 +26,18 @@ absl::Status CheckOptions(const ModelRunnerOptions& options) {
   return status;
 }
 
+absl::Status CheckDraft(const ModelRunnerOptions& options, const ModelConfig& config) {
+  if (options.draft_layers < 0 || options.draft_layers >= config.num_layers) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("draft_layers is ", options.draft_layers, "; the limits are 0 and ", config.num_layers - 1));
+  }
+  if (!options.draft_model_dir.empty() && options.draft_layers > 0) {
+    return absl::InvalidArgumentError(absl::StrCat("draft_layers is ", options.draft_layers,
+                                                   " and there is a draft model; the limit is one of them"));
+  }
+  return absl::OkStatus();
+}
+
 bool AllWithin(const std::vector<int32_t>& values, int64_t min, int64_t end) {
   return std::ranges::all_of(values, [&](int32_t value) { return value >= min && value < end; });
 }
@@ -39,10 +51,16 @@ absl::StatusOr<std::unique_ptr<ModelRunner>> ModelRunner::Load(const ModelRunner
   if (absl::Status status = CheckOptions(options); !status.ok()) return status;
   auto config = ModelConfig::Load(options.model_dir);
   if (!config.ok()) return config.status();
+  if (absl::Status status = CheckDraft(options, *config); !status.ok()) return status;
   const auto checkpoint = Checkpoint::Open(options.model_dir);
   if (!checkpoint.ok()) return checkpoint.status();
   return stream.device() == Device::kCpu ? CpuRunner::Load(options, *std::move(config), *checkpoint, std::move(stream))
                                          : GpuRunner::Load(options, *std::move(config), *checkpoint, std::move(stream));
+}
+
+DraftModel ModelRunner::draft_model() const {
+  if (!options_.draft_model_dir.empty()) return DraftModel::kOwnCache;
+  return options_.draft_layers > 0 ? DraftModel::kSharedCache : DraftModel::kNone;
 }
 
 void ModelRunner::Check(const StepInput& input, int64_t max_context) const {
@@ -54,7 +72,8 @@ void ModelRunner::Check(const StepInput& input, int64_t max_context) const {
   MILLRACE_CHECK(input.positions.size() == input.tokens.size() && input.kv_slots.size() == input.tokens.size(),
                  "every row has a position and a slot", num_rows);
   MILLRACE_CHECK(input.sampling.size() == num_logit_rows && input.target.size() == num_logit_rows &&
-                     input.num_logprobs.size() == num_logit_rows && input.slots.size() == num_logit_rows,
+                     input.num_logprobs.size() == num_logit_rows && input.slots.size() == num_logit_rows &&
+                     input.is_guess.size() == num_logit_rows,
                  "every logit row says how to sample it", static_cast<int64_t>(num_logit_rows));
   MILLRACE_CHECK(num_sequences <= options_.max_slots, "a step has at most max_slots sequences", num_sequences);
   MILLRACE_CHECK(input.query_start.size() == static_cast<size_t>(num_sequences + 1) && input.query_start.front() == 0 &&
@@ -62,8 +81,10 @@ void ModelRunner::Check(const StepInput& input, int64_t max_context) const {
                  "the rows are divided among the sequences", num_rows, num_sequences);
   MILLRACE_CHECK(static_cast<int64_t>(input.block_table.size()) == num_sequences * input.block_table_width,
                  "the block table has a row for every sequence", num_sequences, input.block_table_width);
-  MILLRACE_CHECK(AllWithin(input.tokens, max_steps_in_flight() > 1 ? -options_.max_slots : 0, config_.vocab_size),
-                 "tokens are in the vocabulary, or sampled by a step under way", config_.vocab_size);
+  const int32_t first_token = max_steps_in_flight() > 1 ? -options_.max_slots : 0;
+  const auto is_token = [&](int32_t t) { return t == kGuessedToken || (t >= first_token && t < config_.vocab_size); };
+  MILLRACE_CHECK(std::ranges::all_of(input.tokens, is_token),
+                 "tokens are in the vocabulary, sampled by a step under way, or to be guessed", config_.vocab_size);
   MILLRACE_CHECK(AllWithin(input.slots, -1, options_.max_slots), "slots are below max_slots", options_.max_slots);
   MILLRACE_CHECK(AllWithin(input.positions, 0, max_context), "positions are within the context", max_context);
   MILLRACE_CHECK(AllWithin(input.kv_slots, -1, num_blocks() * kBlockTokens), "kv slots are in the pool", num_blocks());

@@ -26,6 +26,10 @@ struct ModelRunnerOptions {
   int max_rows = 2048;           // T of the largest step
   int max_logit_rows = 512;      // R of the largest step
   int max_biases = 1 << 16;      // logit biases of the largest step
+  // What drafts tokens, at most one of the two: another model of the same vocabulary, whose cache takes its part of
+  // kv_bytes, or the first layers of this one. Empty and 0: nothing does.
+  std::filesystem::path draft_model_dir = {};
+  int draft_layers = 0;
 };
 
 class ModelRunner : public Model {
@@ -35,6 +39,7 @@ class ModelRunner : public Model {
   const ModelConfig& config() const { return config_; }
   const ModelRunnerOptions& options() const { return options_; }
   virtual int64_t num_blocks() const = 0;  // of kBlockTokens tokens
+  DraftModel draft_model() const override;
 
  protected:
   ModelRunner(const ModelRunnerOptions& options, ModelConfig config);

@@ -9,6 +9,9 @@ void StepInput::Clear() {
   }
   block_table_width = 0;
   sampling.clear();
+  is_guess.clear();
+  drafts.clear();
+  unread.clear();
   biases.clear();
 }
 

@@ -31,7 +31,8 @@ ForwardInput ForwardInput::View(const StepInput& step) {
 }
 
 template <class A>
-Mat<const float> Transformer<A>::Forward(const ForwardInput& in, const KvCache<A>& kv, Stream& stream) {
+Mat<const float> Transformer<A>::ForwardFirst(int num_layers, const ForwardInput& in, const KvCache<A>& kv,
+                                              Stream& stream) {
   const int64_t num_rows = in.tokens.size, num_logit_rows = in.logit_rows.size;
   const auto rows = [num_rows](Mat<A> all) { return all.Rows(0, num_rows); };
   const Mat<float> delta = activations_.delta.Rows(0, num_rows);
@@ -49,7 +50,7 @@ Mat<const float> Transformer<A>::Forward(const ForwardInput& in, const KvCache<A
   };
 
   Embedding(x, weights_.embedding, in.tokens, stream);
-  for (int i = 0; i < config_.num_layers; ++i) {
+  for (int i = 0; i < num_layers; ++i) {
     const LayerWeights& layer = weights_.layers[static_cast<size_t>(i)];
     const bool is_first = i == 0;
     NormLinear(qkv, normed(is_first ? Mat<const float>() : delta, layer.attention_norm), layer.qkv, layer.qkv_bias,

@@ -45,7 +45,11 @@ class Transformer {
                                           const StepLimits& limits, Stream& stream);
 
   // The logits [R, V] of the step's logit rows, valid until the next call; k and v of all rows are in `kv`.
-  Mat<const float> Forward(const ForwardInput& in, const KvCache<A>& kv, Stream& stream);
+  Mat<const float> Forward(const ForwardInput& in, const KvCache<A>& kv, Stream& stream) {
+    return ForwardFirst(config_.num_layers, in, kv, stream);
+  }
+  // The same of the first layers alone, as if there were no others.
+  Mat<const float> ForwardFirst(int num_layers, const ForwardInput& in, const KvCache<A>& kv, Stream& stream);
   // The same, of the latest step.
   Mat<const float> logits(int64_t num_logit_rows) const { return activations_.logits.Rows(0, num_logit_rows); }
 

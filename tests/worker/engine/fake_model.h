@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <deque>
 #include <map>
+#include <random>
 #include <utility>
 #include <vector>
 
@@ -19,11 +20,20 @@ namespace millrace::testing {
 
 inline constexpr int32_t kPoison = 99;  // a sequence whose last token is this one has logits that are not finite
 
+// How the draft model guesses: the token that comes with this probability, else any.
+struct FakeDraft {
+  double right = 1;
+  uint64_t seed = 1;
+};
+
 class FakeModel final : public Model {
  public:
-  explicit FakeModel(const EngineLimits& limits, int max_steps_in_flight = 1)
+  explicit FakeModel(const EngineLimits& limits, int max_steps_in_flight = 1, FakeDraft draft = {})
       : limits_(limits),
         max_steps_in_flight_(max_steps_in_flight),
+        draft_(draft),
+        random_(draft.seed),
+        draft_pool_(static_cast<size_t>(limits.num_blocks) * kBlockTokens, -54321),
         last_tokens_(static_cast<size_t>(limits.num_slots)),
         pool_(static_cast<size_t>(limits.num_blocks) * kBlockTokens, -12345) {}
 
@@ -48,10 +58,13 @@ class FakeModel final : public Model {
   }
 
   int max_steps_in_flight() const override { return max_steps_in_flight_; }
+  DraftModel draft_model() const override { return limits_.draft_model; }
 
   // Computes at once; the results are given later, as a device that runs behind the host would.
-  void Launch(const StepInput& input) override {
+  void Launch(const StepInput& given) override {
     MILLRACE_CHECK(std::ssize(outputs_) < max_steps_in_flight_, "not too many steps are under way");
+    StepInput input = given;
+    ReadDrafts(input);
     for (size_t row = 0; row < input.tokens.size(); ++row) {
       const int32_t token = input.tokens[row];
       MILLRACE_CHECK(token >= 0 || max_steps_in_flight_ > 1, "one step at a time knows its tokens", token);
@@ -113,8 +126,56 @@ class FakeModel final : public Model {
     if (steps_let_ < kUngated) --steps_let_;
   }
 
+  // The token at a position of a sequence of the step, as far as a pool knows it.
+  static int32_t& At(std::vector<int32_t>& pool, const StepInput& input, int32_t sequence, int32_t position) {
+    const int64_t entry = sequence * input.block_table_width + position / kBlockTokens;
+    return pool[static_cast<size_t>(input.block_table[static_cast<size_t>(entry)] * kBlockTokens +
+                                    position % kBlockTokens)];
+  }
+
+  // A draft that reads another token than the sequence has there, or misses one, guesses wrong: the test sees by how
+  // many are right that it has read them all.
+  void ReadDrafts(StepInput& input) {
+    for (const DraftInput& draft : input.drafts) {
+      int32_t position = draft.position;
+      for (int32_t i = draft.unread_begin; i < draft.unread_end; ++i) {
+        At(draft_pool_, input, draft.sequence, position++) = input.unread[static_cast<size_t>(i)];
+      }
+      const auto first_row = static_cast<size_t>(input.query_start[static_cast<size_t>(draft.sequence)]);
+      if (draft.count > 0) {
+        MILLRACE_CHECK(position == input.positions[first_row] + 1, "it has read all that there is", position);
+      }
+      std::vector<int32_t> tokens;
+      for (int32_t p = 0; p < position; ++p) tokens.push_back(At(draft_pool_, input, draft.sequence, p));
+      for (int32_t j = 0; j < draft.count; ++j) {
+        const SamplingRow& sampling = input.sampling[static_cast<size_t>(draft.first_logit_row + j)];
+        int32_t guess = NextToken(tokens, sampling.seed, limits_.vocab_size, Forbidden(input, sampling));
+        if (std::uniform_real_distribution<>()(random_) >= draft_.right) {
+          guess = static_cast<int32_t>(random_() % static_cast<uint64_t>(limits_.vocab_size));
+        }
+        input.tokens[first_row + 1 + static_cast<size_t>(j)] = guess;
+        if (j + 1 < draft.count) At(draft_pool_, input, draft.sequence, position++) = guess;
+        tokens.push_back(guess);
+      }
+    }
+    for (const int32_t token : input.tokens) MILLRACE_CHECK(token != kGuessedToken, "every guess was made");
+  }
+
+  static std::vector<int32_t> Forbidden(const StepInput& input, const SamplingRow& sampling) {
+    std::vector<int32_t> forbidden;
+    for (int32_t i = sampling.bias_begin; i < sampling.bias_end; ++i) {
+      const LogitBias& bias = input.biases[static_cast<size_t>(i)];
+      if (std::isinf(bias.value)) forbidden.push_back(bias.token);
+    }
+    return forbidden;
+  }
+
   void Sample(const StepInput& input, size_t r, StepOutput& output) {
     const int32_t row = input.logit_rows[r];
+    if (input.is_guess[r] && output.tokens[r - 1] != input.tokens[static_cast<size_t>(row)]) {
+      output.tokens[r] = kNotReached;
+      return;
+    }
     const auto sequence =
         static_cast<size_t>(std::ranges::upper_bound(input.query_start, row) - input.query_start.begin() - 1);
     const int32_t visible = input.context_len[sequence] - (input.query_start[sequence + 1] - 1 - row);
@@ -125,12 +186,7 @@ class FakeModel final : public Model {
       tokens.push_back(pool_[static_cast<size_t>(block * kBlockTokens + p % kBlockTokens)]);
     }
     const SamplingRow& sampling = input.sampling[r];
-    std::vector<int32_t> forbidden;
-    for (int32_t i = sampling.bias_begin; i < sampling.bias_end; ++i) {
-      const LogitBias& bias = input.biases[static_cast<size_t>(i)];
-      if (std::isinf(bias.value)) forbidden.push_back(bias.token);
-    }
-    int32_t token = NextToken(tokens, sampling.seed, limits_.vocab_size, forbidden);
+    int32_t token = NextToken(tokens, sampling.seed, limits_.vocab_size, Forbidden(input, sampling));
     if (tokens.back() == kPoison) token = -1;
     if (input.target[r] >= 0) token = input.target[r];
     output.tokens[r] = token;
@@ -149,6 +205,9 @@ class FakeModel final : public Model {
 
   const EngineLimits limits_;
   const int max_steps_in_flight_;
+  const FakeDraft draft_;
+  std::mt19937_64 random_;
+  std::vector<int32_t> draft_pool_;  // what the draft model has read
   std::vector<int32_t> last_tokens_;
   std::deque<StepOutput> outputs_;
   std::vector<int32_t> pool_;

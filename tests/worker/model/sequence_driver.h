@@ -63,6 +63,7 @@ class SequenceDriver {
       input.target.push_back(-1);
       input.slots.push_back(-1);
       input.num_logprobs.push_back(sequence.num_logprobs);
+      input.is_guess.push_back(false);
     }
     for (const Sequence* sequence : packed_) {
       input.block_table_width = std::max(input.block_table_width, static_cast<int64_t>(sequence->blocks.size()));
