@@ -90,6 +90,7 @@ TEST(ModelRunner, GivesTheLogProbabilityOfATargetWithoutSampling) {
   input.slots = {-1, -1, -1, -1};
   input.target = {7, -1, sampled.top_tokens[3], 9};
   input.num_logprobs = {0, 2, 0, -1};
+  input.is_guess.assign(4, false);
   const int32_t greedy = output.tokens[0];
   runner->Run(input, output);
   EXPECT_THAT(output.tokens, testing::ElementsAre(7, greedy, sampled.top_tokens[3], 9));
