@@ -14,7 +14,7 @@
 
 namespace millrace {
 
-inline constexpr int kStepTurns = 2;
+inline constexpr int kStepTurns = 8;
 
 // The true sizes of a step; the views below are as large as the largest step.
 struct StepCounts {
@@ -49,7 +49,7 @@ struct DeviceStep {
   Vec<SamplingRow> sampling;                 // [R]
   Vec<LogitBias> biases;
   Vec<int32_t> sampled, chosen;  // [R]
-  Vec<int32_t> last_tokens;      // [slots] across steps
+  Vec<int32_t> last_tokens;      // by slot, across steps
   Vec<uint32_t> turn;            // [1] steps so far
 };
 

@@ -44,7 +44,7 @@ class Stream {
 
   // Notes the present end of the stream's work under a number, 0 … kMarks - 1; AwaitMark returns when what was noted
   // last under it has ended.
-  static constexpr int kMarks = 2;
+  static constexpr int kMarks = 3;
   void Mark(int mark);
   void AwaitMark(int mark);
 

@@ -14,9 +14,6 @@ inline constexpr int kMaxStopTokens = 64;
 inline constexpr int kMaxBiases = 1024;
 inline constexpr int kMaxBiasesOfASlot = kMaxBiases + kMaxStopTokens;  // stop tokens are forbidden below min_length
 
-// Tokens that a sequence drafts in one step.
-inline constexpr int32_t kMaxDrafts = 8;
-
 struct EngineLimits {
   int32_t num_slots = 0;
   int32_t num_blocks = 0;

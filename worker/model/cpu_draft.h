@@ -37,16 +37,12 @@ class CpuDraft {
   void Guess(const StepInput& input, Mat<const TokenCount> history, std::vector<int32_t>& tokens, Stream& stream);
 
  private:
-  void AddRow(const StepInput& input, int32_t sequence, int32_t token, int32_t position);
-  void EndSequence(const StepInput& input, int32_t sequence, int32_t context);
-  void Compute(const StepInput& input, Mat<const TokenCount> history, Stream& stream);
-
   Transformer<float>& transformer_;
   const KvCache<float>& kv_;
   const int num_layers_;
   const int64_t max_rows_;
-  StepInput step_;                // of the drafts
-  std::vector<int32_t> sampled_;  // by it
+  StepInput step_;  // of a pass
+  std::vector<int32_t> guess_rows_, sampled_;
 };
 
 }  // namespace millrace

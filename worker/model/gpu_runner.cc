@@ -1,33 +1,22 @@
 #include "worker/model/gpu_runner.h"
 
 #include <algorithm>
+#include <chrono>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/check.h"
 #include "kernels/ops.h"
+#include "worker/model/draft_pass.h"
 
 namespace millrace {
 namespace {
 
+static_assert(kMaxDrafts <= kStepTurns, "what the passes of a step guess can be read when it has ended");
+
 constexpr int32_t kMaxTopTokens = 20;  // of a row's log-probabilities
 // Left beside everything else where the pool takes what remains: graphs, and what the driver takes as it goes.
 constexpr int64_t kSpareBytes = int64_t{1} << 30;
-
-// Numbers of sequences that have a graph: dense where a step is short.
-std::vector<int64_t> GraphSizes(int64_t most) {
-  std::vector<int64_t> sizes;
-  for (int64_t n = 1; n < most; n += n < 4 ? 1 : n < 16 ? 4 : n < 256 ? 8 : 64) sizes.push_back(n);
-  sizes.push_back(most);
-  return sizes;
-}
-
-template <class T>
-void CopyTo(Vec<T> to, const std::vector<T>& from) {
-  MILLRACE_CHECK(static_cast<int64_t>(from.size()) <= to.size, "a step fits where it is staged",
-                 static_cast<int64_t>(from.size()), to.size);
-  std::ranges::copy(from, to.data);
-}
 
 absl::StatusOr<int64_t> PoolBytes(const ModelRunnerOptions& options, int64_t free_before, const Stream& stream) {
   if (options.kv_bytes != 0) return options.kv_bytes;
@@ -43,79 +32,62 @@ absl::StatusOr<int64_t> PoolBytes(const ModelRunnerOptions& options, int64_t fre
 
 absl::StatusOr<std::unique_ptr<ModelRunner>> GpuRunner::Load(const ModelRunnerOptions& options, ModelConfig config,
                                                              const Checkpoint& checkpoint, Stream stream) {
-  if (!options.draft_model_dir.empty() || options.draft_layers > 0) {
-    return absl::UnimplementedError(
-        "a GPU drafts tokens by looking them up alone: the limit is no draft model and no draft layers");
-  }
   const int64_t free_before = stream.FreeBytes();
-  auto transformer = Transformer<bf16>::Load(config, checkpoint,
-                                             {options.max_rows, options.max_logit_rows, config.max_position}, stream);
+  const StepLimits limits = {options.max_rows, options.max_logit_rows, config.max_position};
+  auto transformer = Transformer<bf16>::Load(config, checkpoint, limits, stream);
   if (!transformer.ok()) return transformer.status();
   stream.ReserveWorkspace(SampleWorkspaceBytes(config.vocab_size, stream));
-  // Its size is known once everything else has its memory.
   std::unique_ptr<GpuRunner> runner(
       new GpuRunner(options, std::move(config), std::move(stream), *std::move(transformer)));
+  if (absl::Status status = runner->LoadDraft(limits); !status.ok()) return status;
   if (absl::Status status = runner->TakeMemory(); !status.ok()) return status;
-  const auto kv_bytes = PoolBytes(options, free_before, runner->stream_);
-  if (!kv_bytes.ok()) return kv_bytes.status();
-  auto kv = KvCache<bf16>::Allocate(runner->config(), *kv_bytes, runner->stream_);
-  if (!kv.ok()) return kv.status();
-  runner->kv_ = *std::move(kv);
-  runner->max_context_ = std::min(runner->config().max_position, runner->kv_.num_blocks() * kBlockTokens);
+  // Its size is known once everything else has its memory.
+  if (absl::Status status = runner->TakePool(free_before); !status.ok()) return status;
   runner->RecordGraphs();
   return runner;
 }
 
 GpuRunner::GpuRunner(const ModelRunnerOptions& options, ModelConfig config, Stream stream,
                      Transformer<bf16> transformer)
-    : ModelRunner(options, std::move(config)), stream_(std::move(stream)), transformer_(std::move(transformer)) {}
+    : ModelRunner(options, std::move(config)),
+      stream_(std::move(stream)),
+      transformer_(std::move(transformer)),
+      target_(&transformer_, this->config().num_layers, LaneLimits()) {}
 
 GpuRunner::~GpuRunner() { stream_.Synchronize(); }
 
+GpuLaneLimits GpuRunner::LaneLimits() const {
+  return {options().max_rows, options().max_slots, options().max_logit_rows, options().max_biases,
+          config().max_position};
+}
+
+absl::Status GpuRunner::LoadDraft(const StepLimits& limits) {
+  if (options().draft_layers > 0) draft_.emplace(&transformer_, options().draft_layers, LaneLimits());
+  if (options().draft_model_dir.empty()) return absl::OkStatus();
+  auto config = LoadDraftConfig(options().draft_model_dir, this->config());
+  if (!config.ok()) return config.status();
+  const auto checkpoint = Checkpoint::Open(options().draft_model_dir);
+  if (!checkpoint.ok()) return checkpoint.status();
+  auto transformer = Transformer<bf16>::Load(*config, *checkpoint, limits, stream_);
+  if (!transformer.ok()) return transformer.status();
+  draft_transformer_.emplace(*std::move(transformer));
+  draft_config_ = *std::move(config);
+  draft_.emplace(&*draft_transformer_, draft_config_->num_layers, LaneLimits());
+  return absl::OkStatus();
+}
+
 void GpuRunner::PlaceOnDevice(Carver carver, size_t* used) {
-  const int64_t rows = options().max_rows, sequences = options().max_slots, logit_rows = options().max_logit_rows;
-  const int64_t most_blocks = (config().max_position + kBlockTokens - 1) / kBlockTokens;
-  const auto ids = [&](int64_t size) { return carver.TakeVec<int32_t>(size); };
-  step_ = {.tokens = ids(rows),
-           .positions = ids(rows),
-           .kv_slots = ids(rows),
-           .query_start = ids(sequences + 1),
-           .context_len = ids(sequences),
-           .block_table = carver.TakeMat<int32_t>(sequences, most_blocks),
-           .logit_rows = ids(logit_rows),
-           .slots = ids(logit_rows),
-           .targets = ids(logit_rows),
-           .sampling = carver.TakeVec<SamplingRow>(logit_rows),
-           .biases = carver.TakeVec<LogitBias>(options().max_biases),
-           .sampled = ids(logit_rows),
-           .chosen = ids(logit_rows),
-           .last_tokens = ids(options().max_slots),
-           .turn = carver.TakeVec<uint32_t>(1)};
+  last_tokens_ = carver.TakeVec<int32_t>(int64_t{options().max_slots} * (1 + kMaxDrafts));
   history_ = carver.TakeMat<TokenCount>(options().max_slots, config().vocab_size);
   *used = carver.used();
 }
 
 void GpuRunner::PlaceShared(Carver carver, size_t* used) {
-  const int64_t rows = options().max_rows, sequences = options().max_slots, logit_rows = options().max_logit_rows;
-  const auto ids = [&](int64_t size) { return carver.TakeVec<int32_t>(size); };
-  for (int turn = 0; turn < kStepTurns; ++turn) {
-    staged_.turns[turn] = {.counts = carver.TakeVec<StepCounts>(1).data,
-                           .tokens = ids(rows),
-                           .positions = ids(rows),
-                           .kv_slots = ids(rows),
-                           .query_start = ids(sequences + 1),
-                           .context_len = ids(sequences),
-                           .first_block = ids(sequences),
-                           .blocks = ids(step_.block_table.rows * step_.block_table.cols),
-                           .logit_rows = ids(logit_rows),
-                           .slots = ids(logit_rows),
-                           .targets = ids(logit_rows),
-                           .sampling = carver.TakeVec<SamplingRow>(logit_rows),
-                           .biases = carver.TakeVec<LogitBias>(options().max_biases),
-                           .chosen = ids(logit_rows)};
-    logprobs_[turn] = {.chosen = carver.TakeVec<float>(logit_rows),
-                       .top_values = carver.TakeVec<float>(logit_rows * kMaxTopTokens),
-                       .top_tokens = ids(logit_rows * kMaxTopTokens)};
+  const int64_t logit_rows = options().max_logit_rows;
+  for (StagedLogProbs& staged : logprobs_) {
+    staged = {.chosen = carver.TakeVec<float>(logit_rows),
+              .top_values = carver.TakeVec<float>(logit_rows * kMaxTopTokens),
+              .top_tokens = carver.TakeVec<int32_t>(logit_rows * kMaxTopTokens)};
   }
   *used = carver.used();
 }
@@ -127,98 +99,76 @@ absl::Status GpuRunner::TakeMemory() {
   device_memory_ = DeviceBuffer(device_bytes, stream_);
   shared_memory_ = DeviceBuffer::Shared(shared_bytes, stream_);
   if (device_memory_.data() == nullptr || shared_memory_.data() == nullptr) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("no memory for ", device_bytes, " bytes of step state and token histories of ",
-                     options().max_slots, " slots, and ", shared_bytes, " bytes shared with the host"));
+    return absl::ResourceExhaustedError(absl::StrCat("no memory for ", device_bytes, " bytes of token histories of ",
+                                                     options().max_slots, " slots, and ", shared_bytes,
+                                                     " bytes shared with the host"));
   }
   PlaceOnDevice(Carver(device_memory_.data()), &device_bytes);
   PlaceShared(Carver(shared_memory_.data()), &shared_bytes);
+  absl::Status status = target_.TakeMemory(last_tokens_, stream_);
+  if (draft_.has_value()) status.Update(draft_->TakeMemory(last_tokens_, stream_));
+  return status;
+}
+
+// Of every block the draft model has its own part.
+absl::Status GpuRunner::TakePool(int64_t free_before) {
+  const auto kv_bytes = PoolBytes(options(), free_before, stream_);
+  if (!kv_bytes.ok()) return kv_bytes.status();
+  const int64_t own = KvCache<bf16>::BlockBytes(config());
+  const int64_t drafts = draft_config_.has_value() ? KvCache<bf16>::BlockBytes(*draft_config_) : 0;
+  auto kv = KvCache<bf16>::Allocate(config(), drafts == 0 ? *kv_bytes : *kv_bytes / (own + drafts) * own, stream_);
+  if (!kv.ok()) return kv.status();
+  kv_ = *std::move(kv);
+  max_context_ = std::min(config().max_position, kv_.num_blocks() * kBlockTokens);
+  if (drafts == 0) return absl::OkStatus();
+  auto draft_kv = KvCache<bf16>::Allocate(*draft_config_, kv_.num_blocks() * drafts, stream_);
+  if (!draft_kv.ok()) return draft_kv.status();
+  draft_kv_ = *std::move(draft_kv);
   return absl::OkStatus();
 }
 
-// Everything runs once before it is recorded: what the driver sets up on first use is no part of a step.
 void GpuRunner::RecordGraphs() {
-  const int64_t most = std::min(options().max_slots, options().max_logit_rows);
-  staged_.turns[0].counts[0] = staged_.turns[1].counts[0] = {};
-  for (const int64_t n : GraphSizes(std::min<int64_t>(most, options().max_rows))) {
-    Compute(n, n, n);
-    stream_.Synchronize();
-    graphs_.push_back({n, Graph(stream_, [&] { Compute(n, n, n); })});
-  }
-  stream_.Synchronize();
-  launched_ = awaited_ = graphs_.size();  // the device has counted as many turns
+  target_.RecordGraphs(&kv_, history_, true, stream_);
+  if (draft_.has_value()) draft_->RecordGraphs(draft_config_.has_value() ? &draft_kv_ : &kv_, history_, false, stream_);
 }
 
-const GpuRunner::DecodeGraph* GpuRunner::GraphFor(const StepInput& input) const {
-  const auto sequences = static_cast<int64_t>(input.context_len.size());
-  if (input.num_rows() != sequences || static_cast<int64_t>(input.logit_rows.size()) != sequences) return nullptr;
-  const auto graph = std::ranges::lower_bound(graphs_, sequences, {}, &DecodeGraph::sequences);
-  return graph == graphs_.end() ? nullptr : &*graph;
-}
-
-void GpuRunner::Stage(const StepInput& input, StagedStep& to) const {
-  CopyTo(to.tokens, input.tokens);
-  CopyTo(to.positions, input.positions);
-  CopyTo(to.kv_slots, input.kv_slots);
-  CopyTo(to.query_start, input.query_start);
-  CopyTo(to.context_len, input.context_len);
-  CopyTo(to.logit_rows, input.logit_rows);
-  CopyTo(to.slots, input.slots);
-  CopyTo(to.targets, input.target);
-  CopyTo(to.sampling, input.sampling);
-  CopyTo(to.biases, input.biases);
-  int32_t first = 0;
-  for (size_t s = 0; s < input.context_len.size(); ++s) {
-    const int32_t used = (input.context_len[s] + kBlockTokens - 1) / kBlockTokens;
-    to.first_block[static_cast<int64_t>(s)] = first;
-    std::copy_n(input.block_table.data() + static_cast<int64_t>(s) * input.block_table_width, used,
-                to.blocks.data + first);
-    first += used;
+// Guess j of slot s is kept as the last token of a slot s + j * max_slots, which does not exist otherwise. So it goes
+// from pass to pass and into the step without the host.
+void GpuRunner::LaunchDrafts(const StepInput& input) {
+  step_input_ = input;
+  for (const DraftInput& draft : input.drafts) {
+    const int32_t row = input.query_start[static_cast<size_t>(draft.sequence)];
+    for (int32_t j = 1; j <= draft.count; ++j) {
+      const int32_t slot = input.slots[static_cast<size_t>(draft.first_logit_row)];
+      step_input_.tokens[static_cast<size_t>(row + j)] = ~(slot + j * options().max_slots);
+    }
   }
-  *to.counts = {static_cast<int32_t>(input.num_rows()), static_cast<int32_t>(input.context_len.size()),
-                static_cast<int32_t>(input.logit_rows.size()), static_cast<int32_t>(input.biases.size())};
-}
-
-Mat<const float> GpuRunner::Compute(int64_t rows, int64_t sequences, int64_t logit_rows) {
-  DeviceStep step = step_;
-  for (Vec<int32_t>* ids : {&step.tokens, &step.positions, &step.kv_slots}) ids->size = rows;
-  for (Vec<int32_t>* ids : {&step.logit_rows, &step.slots, &step.targets, &step.sampled, &step.chosen}) {
-    ids->size = logit_rows;
+  const Vec<const int32_t> tokens = {step_input_.tokens.data(), input.num_rows()};
+  const int32_t num_passes = NumDraftPasses(input);
+  for (int32_t pass = 0; pass < num_passes; ++pass) {
+    FillDraftPass(input, pass, tokens, draft_input_, guess_rows_);
+    const Vec<const int32_t> guesses = draft_->Launch(draft_input_, stream_);
+    for (size_t r = 0; r < guess_rows_.size(); ++r) drafted_[static_cast<size_t>(guess_rows_[r])] = guesses.data + r;
   }
-  step.query_start.size = sequences + 1;
-  step.context_len.size = step.block_table.rows = sequences;
-  step.sampling.size = logit_rows;
-  LoadStep(step, staged_, stream_);
-  const Mat<const float> logits = transformer_.Forward({step.tokens,
-                                                        step.positions,
-                                                        step.kv_slots,
-                                                        {step.query_start, step.context_len, step.block_table},
-                                                        step.logit_rows},
-                                                       kv_, stream_);
-  if (logit_rows > 0) {
-    Sample(step.sampled, logits, step.sampling, step.biases, history_, stream_);
-    CountTokens(history_, step.sampling, step.sampled, stream_);
-  }
-  StoreTokens(staged_, step, stream_);
-  return logits;
+  stream_.Mark(kDraftMark);
 }
 
 void GpuRunner::Launch(const StepInput& input) {
   Check(input, max_context_);
-  MILLRACE_CHECK(launched_ - awaited_ < kStepTurns, "the results of earlier steps were taken");
-  const auto turn = static_cast<int>(launched_++ % kStepTurns);
-  Stage(input, staged_.turns[turn]);
-  const auto logit_rows = static_cast<int64_t>(input.logit_rows.size());
-  if (const DecodeGraph* graph = GraphFor(input); graph != nullptr) {
-    graph->graph.Replay();
-  } else {
-    Compute(input.num_rows(), static_cast<int64_t>(input.context_len.size()), logit_rows);
-  }
+  MILLRACE_CHECK(launched_ - awaited_ < kMaxFlights, "the results of earlier steps were taken");
+  const auto turn = static_cast<int>(launched_++ % kMaxFlights);
   Flight& flight = flights_[turn];
+  flight.launched = std::chrono::steady_clock::now();
+  flight.drafts = !input.drafts.empty();
+  drafted_.assign(input.tokens.size(), nullptr);
+  if (flight.drafts) LaunchDrafts(input);
+  const auto logit_rows = static_cast<int64_t>(input.logit_rows.size());
+  flight.chosen = target_.Launch(flight.drafts ? step_input_ : input, stream_);
   flight.num_logprobs = input.num_logprobs;
-  flight.guesses.assign(input.logit_rows.size(), -1);
+  flight.guesses.assign(input.logit_rows.size(), {});
   for (size_t r = 0; r < input.logit_rows.size(); ++r) {
-    if (input.is_guess[r]) flight.guesses[r] = input.tokens[static_cast<size_t>(input.logit_rows[r])];
+    const auto row = static_cast<size_t>(input.logit_rows[r]);
+    if (input.is_guess[r]) flight.guesses[r] = {true, input.tokens[row], drafted_[row]};
   }
   flight.most_logprobs = logit_rows == 0 ? -1 : std::ranges::max(input.num_logprobs);
   if (flight.most_logprobs >= 0) {
@@ -226,22 +176,30 @@ void GpuRunner::Launch(const StepInput& input) {
                    flight.most_logprobs);
     const StagedLogProbs& to = logprobs_[turn];
     LogProbs({to.chosen.data, logit_rows}, {to.top_values.data, logit_rows, flight.most_logprobs},
-             {to.top_tokens.data, logit_rows, flight.most_logprobs}, transformer_.logits(logit_rows),
-             {step_.chosen.data, logit_rows}, stream_);
+             {to.top_tokens.data, logit_rows, flight.most_logprobs}, target_.logits(logit_rows),
+             target_.chosen(logit_rows), stream_);
   }
   stream_.Mark(turn);
 }
 
 void GpuRunner::Await(StepOutput& output) {
   MILLRACE_CHECK(awaited_ < launched_, "a step is under way");
-  const auto turn = static_cast<int>(awaited_++ % kStepTurns);
-  stream_.AwaitMark(turn);
+  const auto turn = static_cast<int>(awaited_++ % kMaxFlights);
   const Flight& flight = flights_[turn];
+  output.draft_us = 0;
+  if (flight.drafts) {
+    stream_.AwaitMark(kDraftMark);
+    const auto taken = std::chrono::steady_clock::now() - flight.launched;
+    output.draft_us = std::chrono::duration<double, std::micro>(taken).count();
+  }
+  stream_.AwaitMark(turn);
   const size_t count = flight.num_logprobs.size();
-  output.tokens.assign(staged_.turns[turn].chosen.data, staged_.turns[turn].chosen.data + count);
+  output.tokens.assign(flight.chosen.data, flight.chosen.data + count);
   output.logprobs.assign(count, {});
   for (size_t r = 0; r < count; ++r) {
-    if (flight.guesses[r] >= 0 && flight.guesses[r] != output.tokens[r - 1]) output.tokens[r] = kNotReached;
+    const Guess& guess = flight.guesses[r];
+    const int32_t guessed = guess.drafted != nullptr ? *guess.drafted : guess.token;
+    if (guess.made && output.tokens[r - 1] != guessed) output.tokens[r] = kNotReached;
     if (flight.num_logprobs[r] < 0 || output.tokens[r] < 0) continue;
     const auto begin = static_cast<int64_t>(r) * flight.most_logprobs;
     TokenLogProbs& row = output.logprobs[r];

@@ -2,6 +2,8 @@
 // the engine thread.
 #pragma once
 
+#include <cstdint>
+
 #include "kernels/tensor.h"
 #include "worker/model/step.h"
 
@@ -11,6 +13,9 @@ namespace millrace {
 // blocks and is filled by what DraftInput makes it read. kSharedCache: the first layers of the target, which have read
 // what the target has.
 enum class DraftModel : uint8_t { kNone, kOwnCache, kSharedCache };
+
+// Tokens that a sequence drafts in one step.
+inline constexpr int32_t kMaxDrafts = 8;
 
 class Model {
  public:
