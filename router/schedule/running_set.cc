@@ -26,6 +26,7 @@ RunningSet::RunningSet(WorkerId id, uint32_t place, const worker::v1::Ready& rea
       hasher_(hasher),
       index_(index),
       fit_(ready.step_cost()),
+      policy_(ready, options.speculation),
       pool_(ready.num_blocks()),
       slots_(ready.num_slots()) {
   for (uint32_t slot = ready.num_slots(); slot-- > 0;) free_slots_.push_back(slot);
@@ -232,6 +233,8 @@ void RunningSet::StopOne(RunningSlot* slot, bool emptied, bool poisoned, std::ve
   std::erase(hungry_, id);
   std::erase(extend_, id);
   std::erase(admit_, id);
+  std::erase(draft_, id);
+  drafted_ahead_ -= slot->draft.length;
   --num_used_slots_;
   std::reverse(slot->table.begin(), slot->table.end());
   if (emptied || !Told(*slot)) {
@@ -267,7 +270,16 @@ worker::v1::Edit RunningSet::TakeEdit() {
     rank->set_slot(id);
     rank->set_rank(slots_[id].told_rank);
   }
-  for (auto* list : {&release_, &admit_, &extend_, &rank_}) list->clear();
+  for (const uint32_t id : draft_) {
+    RunningSlot& slot = slots_[id];
+    slot.told_draft = slot.draft;
+    slot.draft_edit = last_edit_;
+    worker::v1::Draft* draft = edit.add_draft();
+    draft->set_slot(id);
+    draft->set_method(slot.draft.method);
+    draft->set_length(slot.draft.length);
+  }
+  for (auto* list : {&release_, &admit_, &extend_, &rank_, &draft_}) list->clear();
   return edit;
 }
 

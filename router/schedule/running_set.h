@@ -1,6 +1,6 @@
 // One worker as the router sees it: its slots, its block pool, and the edit that waits to be taken. It names blocks in
 // the prefix index, hands out leases and knows what a released slot may still touch; which sequence comes or goes, the
-// Scheduler decides. Lives as long as the worker's stream. Memory: 20 bytes per block, 150 per slot and 4 per block
+// Scheduler decides. Lives as long as the worker's stream. Memory: 20 bytes per block, 200 per slot and 4 per block
 // that a slot holds.
 #pragma once
 
@@ -16,6 +16,7 @@
 #include "router/schedule/placement.h"
 #include "router/schedule/prefix_index.h"
 #include "router/schedule/sequence.h"
+#include "router/schedule/speculation_policy.h"
 #include "router/schedule/step_cost_fit.h"
 
 namespace millrace {
@@ -39,6 +40,10 @@ struct RunningSlot {
   int64_t told_rank = 0;             // what the worker goes by
   double left = 0;                   // predicted seconds of prefill
   bool prefilling = false;
+  DraftChoice draft;       // wanted
+  DraftChoice told_draft;  // what the worker goes by, from this edit on
+  uint64_t draft_edit = 0;
+  bool draft_decided = false;
 };
 
 class RunningSet {
@@ -94,7 +99,12 @@ class RunningSet {
   void Computed(RunningSlot* slot, uint32_t num_computed);
   void Appended(RunningSlot* slot, uint32_t num_tokens);  // the sequence has them already
   void Stalled(RunningSlot* slot);
-  void Measured(const worker::v1::StepReport& report) { fit_.Add(report); }
+  void Measured(const worker::v1::StepReport& report) {
+    fit_.Add(report);
+    ++reports_;
+  }
+  // So many tokens were guessed for it, and the first `right` of them were right; to be told before it goes.
+  void Guessed(RunningSlot* slot, uint32_t guessed, uint32_t right, bool ended, uint64_t applied_edit);
 
   // The slot goes: at once if the worker has emptied it or does not know of it, otherwise with the next edit.
   // `poisoned`: what it computed is not to be found again. Returns the sequences that waited for its blocks, whose
@@ -110,7 +120,14 @@ class RunningSet {
   };
   Evicted GrowLeases();
 
-  bool has_edit() const { return !admit_.empty() || !release_.empty() || !extend_.empty() || !rank_.empty(); }
+  // Speculation. What the slots draft from the next edit on: nothing while somebody waits, here or in the queue.
+  void DecideDrafts(bool others_wait);
+  const SpeculationPolicy& speculation() const { return policy_; }
+  double MeanDraftLength() const;  // of the decoding slots, as decided
+
+  bool has_edit() const {
+    return !admit_.empty() || !release_.empty() || !extend_.empty() || !rank_.empty() || !draft_.empty();
+  }
   worker::v1::Edit TakeEdit();
 
  private:
@@ -134,6 +151,8 @@ class RunningSet {
   void Unname(BlockId block);
   void StopOne(RunningSlot* slot, bool emptied, bool poisoned, std::vector<uint32_t>* dependents);
   void LeavePrefill(RunningSlot* slot);
+  void StopDrafting();
+  void SetDraft(RunningSlot* slot, const DraftChoice& choice);
   void FillEdit(const RunningSlot& slot, worker::v1::Admit* admit) const;
 
   const WorkerId id_;
@@ -147,6 +166,7 @@ class RunningSet {
   PrefixIndex* const index_;
 
   StepCostFit fit_;
+  SpeculationPolicy policy_;
   BlockPool pool_;
   std::vector<RunningSlot> slots_;
   std::vector<uint32_t> free_slots_;
@@ -158,13 +178,18 @@ class RunningSet {
   std::vector<uint32_t> prefills_;  // by rank
   uint32_t decode_rows_ = 0;
   uint64_t decode_context_ = 0;
-  std::vector<uint32_t> touched_;  // appended to since GrowLeases
-  std::vector<uint32_t> hungry_;   // out of room, oldest sequence first
+  uint64_t drafted_ahead_ = 0;     // lengths of all slots, as decided
+  bool drafts_due_ = true;         // nothing was drafted for need: decide as soon as that is over
+  uint32_t rows_at_decision_ = 0;  // decode_rows_ then
+  uint32_t reports_ = 0;           // since then
+  std::vector<SpeculationPolicy::Candidate> candidates_;  // scratch of DecideDrafts
+  std::vector<uint32_t> touched_;                         // appended to since GrowLeases
+  std::vector<uint32_t> hungry_;                          // out of room, oldest sequence first
 
   uint64_t last_edit_ = 0;  // taken
   uint64_t applied_edit_ = 0;
-  std::deque<Quarantined> quarantine_;                     // by edit
-  std::vector<uint32_t> release_, admit_, extend_, rank_;  // slots of the next edit
+  std::deque<Quarantined> quarantine_;                             // by edit
+  std::vector<uint32_t> release_, admit_, extend_, rank_, draft_;  // slots of the next edit
 };
 
 }  // namespace millrace

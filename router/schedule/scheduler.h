@@ -6,6 +6,7 @@
 // that PendingWorkers() names, and TakeEvents.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <limits>
 #include <memory>
@@ -32,6 +33,7 @@ struct SchedulerOptions {
   int lease_tokens_ahead = 64;           // room that a slot holds beyond the tokens it has
   int max_preemptions = 2;               // of one sequence; then it is pinned
   Time max_pause = 30'000'000;           // for which a paused sequence is kept
+  bool speculation = true;               // workers that can are told to draft where that pays
   uint64_t hash_key[2] = {0, 0};  // of the prefix index; drawn at start-up, so that collisions cannot be prepared
 };
 
@@ -73,11 +75,23 @@ struct SequenceReport {
   Time submitted = 0, admitted = 0, first_token = 0, last_token = 0;  // 0: not yet
   int preemptions = 0;
   int moves = 0;
-  WorkerId worker = 0;  // the last one; meaningful once admitted
+  int64_t drafts = 0;           // steps with any guess
+  int64_t drafted_tokens = 0;   // guessed
+  int64_t accepted_tokens = 0;  // of those, the ones that were right
+  WorkerId worker = 0;          // the last one; meaningful once admitted
 };
 
 // Why a worker is gone: it failed (a crash, a hang, a breach of the contract), or it left or was left in order.
 enum class Loss { kFault, kLeft };
+
+inline constexpr int kDraftPositions = 16;  // the most that a sequence can draft in a step
+
+// What speculation brought so far.
+struct DraftCounts {
+  uint64_t drafts = 0;                                  // rows with any guess
+  uint64_t drafted = 0, accepted = 0;                   // tokens
+  std::array<uint64_t, kDraftPositions> accepted_at{};  // by position of the guess
+};
 
 struct WorkerCounts {
   uint32_t slots = 0, used_slots = 0;
@@ -85,6 +99,9 @@ struct WorkerCounts {
   uint64_t steps = 0;
   uint32_t last_step_us = 0;
   bool draining = false;
+  bool can_draft = false;
+  DraftCounts drafts;
+  double draft_length = 0;  // tokens that it is told to draft a step, mean of the decoding sequences
 };
 
 struct SchedulerCounts {
@@ -93,6 +110,7 @@ struct SchedulerCounts {
   int64_t paused = 0;         // of those queued and running
   uint64_t finished = 0, refused = 0, shed = 0, generated_tokens = 0, prompt_tokens = 0, cached_tokens = 0,
            preemptions = 0;
+  DraftCounts drafts;  // of all workers, those that are gone among them
 };
 
 class Scheduler {

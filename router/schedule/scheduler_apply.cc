@@ -74,8 +74,18 @@ absl::Status Scheduler::State::ApplyProgress(Worker* worker, const worker::v1::P
   return absl::OkStatus();
 }
 
-absl::Status Scheduler::State::CheckRow(const RunningSlot& slot, const worker::v1::Row& row) const {
+absl::Status Scheduler::State::CheckRow(const RunningSet& set, const RunningSlot& slot,
+                                        const worker::v1::Row& row) const {
   const Sequence& sequence = *slot.sequence;
+  if (row.num_drafted() > set.speculation().max_length()) {
+    return absl::InvalidArgumentError(absl::StrCat("slot ", row.slot(), " drafted ", row.num_drafted(),
+                                                   " tokens; its worker drafts at most ",
+                                                   set.speculation().max_length()));
+  }
+  if (static_cast<uint32_t>(row.token_ids_size()) > row.num_drafted() + 1) {
+    return absl::InvalidArgumentError(absl::StrCat("slot ", row.slot(), " has ", row.token_ids_size(), " tokens after ",
+                                                   row.num_drafted(), " drafted ones; at most one more"));
+  }
   const int64_t length = int64_t{sequence.length()} + row.token_ids_size();
   const int64_t leased = static_cast<int64_t>(slot.table.size()) * block_tokens + 1;
   const int64_t limit = std::min<int64_t>(leased, sequence.max_length);
@@ -118,12 +128,30 @@ absl::Status Scheduler::State::CheckRow(const RunningSlot& slot, const worker::v
   return absl::OkStatus();
 }
 
+void Scheduler::State::CountGuesses(Worker* worker, RunningSlot* slot, const worker::v1::Row& row,
+                                    uint64_t applied_edit) {
+  const uint32_t right = static_cast<uint32_t>(std::max(row.token_ids_size(), 1)) - 1;
+  const bool last = row.finish_reason() != worker::v1::FINISH_REASON_UNSPECIFIED;
+  if (!slot->prefilling) worker->set->Guessed(slot, row.num_drafted(), right, last, applied_edit);
+  if (row.num_drafted() == 0) return;
+  for (DraftCounts* all : {&worker->drafts, &counts.drafts}) {
+    ++all->drafts;
+    all->drafted += row.num_drafted();
+    all->accepted += right;
+    for (uint32_t position = 0; position < right; ++position) ++all->accepted_at[position];
+  }
+  SequenceReport& report = slot->sequence->report;
+  ++report.drafts;
+  report.drafted_tokens += row.num_drafted();
+  report.accepted_tokens += right;
+}
+
 absl::Status Scheduler::State::ApplyRow(Worker* worker, const worker::v1::Row& row, uint64_t applied_edit, Time now) {
   const absl::StatusOr<RunningSlot*> found = worker->set->ReportedSlot(row.slot(), applied_edit);
   if (!found.ok()) return found.status();
   if (*found == nullptr) return absl::OkStatus();
   RunningSlot& slot = **found;
-  if (absl::Status status = CheckRow(slot, row); !status.ok()) return status;
+  if (absl::Status status = CheckRow(*worker->set, slot, row); !status.ok()) return status;
   Sequence& sequence = *slot.sequence;
   SequenceEvent& event = events.emplace_back();
   event.sequence = sequence.id;
@@ -131,6 +159,7 @@ absl::Status Scheduler::State::ApplyRow(Worker* worker, const worker::v1::Row& r
   event.logprobs.assign(row.logprobs().begin(), row.logprobs().end());
   event.prompt_logprobs = std::move(sequence.prompt_logprobs);
   sequence.prompt_logprobs.clear();
+  CountGuesses(worker, &slot, row, applied_edit);
   if (row.token_ids_size() > 0) {
     sequence.tokens.insert(sequence.tokens.end(), row.token_ids().begin(), row.token_ids().end());
     sequence.report.generated_tokens += row.token_ids_size();

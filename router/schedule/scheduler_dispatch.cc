@@ -25,6 +25,9 @@ void Scheduler::State::Dispatch(Time now) {
   ExpireDeadlines(now);
   while (queue.size() > 0 && DispatchFirst(now) > 0) {
   }
+  for (const Worker& worker : workers) {
+    if (worker.set != nullptr) worker.set->DecideDrafts(queue.size() > 0);
+  }
 }
 
 // Returns how many of the first in the queue were admitted.

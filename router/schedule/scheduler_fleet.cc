@@ -44,6 +44,7 @@ absl::Status Scheduler::State::CheckReady(const worker::v1::Ready& ready) const 
     if (std::isfinite(part) && part >= 0 && part <= 1e9) continue;
     status.Update(absl::InvalidArgumentError(absl::StrCat("step_cost holds ", part, ", which is not within 0 … 1e9")));
   }
+  status.Update(SpeculationPolicy::CheckDrafters(ready));
   if (!status.ok() || !model.has_value()) return status;
   status.Update(CheckSame("block_tokens", ready.block_tokens(), block_tokens));
   status.Update(CheckSame("model name", its.name(), model->name()));
@@ -72,7 +73,8 @@ absl::StatusOr<WorkerId> Scheduler::AddWorker(const worker::v1::Ready& ready, Ti
   if (absl::Status status = set->Adopt(cached, ready.model().vocab_size()); !status.ok()) return status;
   if (draining) set->Drain();
   if (state.queue.size() > 0) set->StartSlowly();
-  state.workers[place] = {std::move(set)};
+  state.workers[place] = {};
+  state.workers[place].set = std::move(set);
   state.places[id] = place;
   state.last_cost = ready.step_cost();
   state.UpdateLargestPool(now);
@@ -202,6 +204,9 @@ WorkerCounts Scheduler::worker_counts(WorkerId worker) const {
   counts.steps = it.steps;
   counts.last_step_us = it.last_step_us;
   counts.draining = it.set->draining();
+  counts.can_draft = it.set->speculation().active();
+  counts.drafts = it.drafts;
+  counts.draft_length = it.set->MeanDraftLength();
   return counts;
 }
 

@@ -27,6 +27,7 @@ struct Scheduler::State {
     std::unique_ptr<RunningSet> set;
     uint64_t steps = 0;
     uint32_t last_step_us = 0;
+    DraftCounts drafts;
   };
 
   // For one dispatch: what is promised to those before in the queue.
@@ -84,7 +85,8 @@ struct Scheduler::State {
   // Reports.
   absl::Status ApplyProgress(Worker* worker, const worker::v1::Progress& progress, uint64_t applied_edit);
   absl::Status ApplyRow(Worker* worker, const worker::v1::Row& row, uint64_t applied_edit, Time now);
-  absl::Status CheckRow(const RunningSlot& slot, const worker::v1::Row& row) const;
+  absl::Status CheckRow(const RunningSet& set, const RunningSlot& slot, const worker::v1::Row& row) const;
+  void CountGuesses(Worker* worker, RunningSlot* slot, const worker::v1::Row& row, uint64_t applied_edit);
 
   const SchedulerOptions options;
   const PrefixHasher hasher;

@@ -1,6 +1,6 @@
 // One output to generate, from Submit to its last event: what the client asked, the tokens so far, and where it stands.
 // The router's copy is the truth; what a worker has of it can be rebuilt from here. Owned by the Scheduler. Memory: 4
-// bytes per token, 16 per full block, and its sampling parameters.
+// bytes per token, 16 per full block, 80 for what its guesses were worth, and its sampling parameters.
 #pragma once
 
 #include <algorithm>
@@ -10,6 +10,7 @@
 
 #include "router/schedule/prefix_hash.h"
 #include "router/schedule/scheduler.h"
+#include "router/schedule/speculation_policy.h"
 
 namespace millrace {
 
@@ -47,6 +48,7 @@ struct Sequence {
   int64_t queue_rank = 0;
   uint32_t queue_index = 0;
 
+  SequenceGuesses guesses{};
   std::vector<worker::v1::LogProbs> prompt_logprobs;  // gathered until the first token
   SequenceReport report;
 

@@ -71,7 +71,8 @@ void StepCostFit::Add(const worker::v1::StepReport& report) {
   const double decode_us = DecodeSeconds(cost_, rows, context) * 1e6;
   const double prefill_us = tokens * cost_.prefill_token_us() + before * cost_.prefill_context_ns() * 1e-3;
   const double predicted = std::max(cost_.step_us(), prefill_us) + decode_us;
-  double us = std::max<double>(report.step_us(), predicted / kMostSpeedUp);
+  const uint32_t without_drafting = report.step_us() - std::min(report.draft_us(), report.step_us());
+  double us = std::max<double>(without_drafting, predicted / kMostSpeedUp);
   if (tokens == 0) {
     decode_.Add({start_.step_us() / us, rows * start_.row_us() / us, context * start_.context_ns() * 1e-3 / us});
     decode_.Solve(3);

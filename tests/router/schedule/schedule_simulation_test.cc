@@ -27,6 +27,7 @@ struct Shape {
   int iterations;
   double lost_workers;  // per iteration
   uint64_t non_finite_one_in;
+  double right;  // guesses
 };
 
 class Simulation {
@@ -88,6 +89,7 @@ class Simulation {
   uint64_t steps() const { return steps_; }
   uint64_t preemptions() const { return scheduler_->counts().preemptions; }
   size_t finished() const { return finished_; }
+  uint64_t drafted() const { return drafted_; }
 
  private:
   static constexpr Time kMaxPause = 300'000;
@@ -233,8 +235,9 @@ class Simulation {
         if (!Healthy()) return;
       }
       if (Chance(0.7)) {
-        link.reports.push_back(
-            link.worker->Step([&] { return Chance(0.1) ? 1 + static_cast<uint32_t>(Below(4)) : 1u; }));
+        const uint64_t before = link.worker->num_drafted();
+        link.reports.push_back(link.worker->Step([&] { return Chance(shape_.right); }));
+        drafted_ += link.worker->num_drafted() - before;
         ++steps_;
       }
       while (!link.reports.empty() && (Chance(0.5) || link.reports.size() > 8)) {
@@ -349,24 +352,24 @@ class Simulation {
   std::map<SequenceId, Expected> live_;
   std::vector<std::vector<int32_t>> families_;
   Time now_ = 1;
-  uint64_t steps_ = 0;
+  uint64_t steps_ = 0, drafted_ = 0;
   int losses_ = 0;
   int max_preemptions_ = 0;
   size_t finished_ = 0, cancelled_ = 0, failed_ = 0;
 };
 
-// name, block, blocks, slots, chunk, workers, prompt blocks, output, iterations, loss, non-finite
+// name, block, blocks, slots, chunk, workers, prompt blocks, output, iterations, loss, non-finite, right
 constexpr Shape kShapes[] = {
-    {"roomy", 4, 200, 16, 24, 3, 6, 30, 20'000, 0.0005, 0},
-    {"tiny pool", 4, 14, 8, 9, 1, 5, 24, 60'000, 0, 0},
-    {"tiny pools, unreliable", 2, 24, 6, 7, 3, 6, 16, 20'000, 0.002, 300},
-    {"one token a block", 1, 40, 5, 6, 2, 10, 20, 20'000, 0.0005, 0},
-    {"many workers", 4, 40, 8, 16, 6, 6, 20, 10'000, 0.002, 500},
+    {"roomy", 4, 200, 16, 24, 3, 6, 30, 20'000, 0.0005, 0, 0.8},
+    {"tiny pool", 4, 14, 8, 9, 1, 5, 24, 60'000, 0, 0, 0.6},
+    {"tiny pools, unreliable", 2, 24, 6, 7, 3, 6, 16, 20'000, 0.002, 300, 0.9},
+    {"one token a block", 1, 40, 5, 6, 2, 10, 20, 20'000, 0.0005, 0, 0.7},
+    {"many workers", 4, 40, 8, 16, 6, 6, 20, 10'000, 0.002, 500, 0.4},
 };
 
 TEST(ScheduleSimulation, OutputsAreThoseOfSoloRunsAndNothingIsLeft) {
   const uint64_t seed = TestSeed(20);
-  uint64_t steps = 0, preemptions = 0;
+  uint64_t steps = 0, preemptions = 0, drafted = 0;
   for (const Shape& shape : kShapes) {
     SCOPED_TRACE(shape.name);
     Simulation simulation(shape, seed);
@@ -375,9 +378,11 @@ TEST(ScheduleSimulation, OutputsAreThoseOfSoloRunsAndNothingIsLeft) {
     steps += simulation.steps();
     EXPECT_GT(simulation.finished(), 100u);
     preemptions += simulation.preemptions();
+    drafted += simulation.drafted();
   }
   EXPECT_GE(steps, 100'000u);
   EXPECT_GE(preemptions, 100u);
+  EXPECT_GE(drafted, 1000u);
 }
 
 }  // namespace

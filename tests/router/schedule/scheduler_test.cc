@@ -1,5 +1,6 @@
 #include "router/schedule/scheduler.h"
 
+#include <cmath>
 #include <functional>
 #include <vector>
 
@@ -24,6 +25,8 @@ worker::v1::Ready Ready(uint32_t blocks = 16, uint32_t slots = 4) {
   ready.set_num_slots(slots);
   ready.set_step_target_us(45'000);
   ready.mutable_step_cost()->set_prefill_token_us(1000);
+  ready.add_drafters()->set_method(worker::v1::DRAFT_METHOD_LOOKUP);
+  ready.mutable_drafters(0)->set_max_length(8);
   return ready;
 }
 
@@ -43,10 +46,11 @@ SequenceSpec Spec(std::vector<int32_t> prompt, int32_t max_tokens = 8) {
 
 class SchedulerTest : public testing::Test {
  protected:
-  SchedulerTest() : scheduler_(Options()) {}
-  static SchedulerOptions Options() {
+  explicit SchedulerTest(bool speculation = false) : scheduler_(Options(speculation)) {}
+  static SchedulerOptions Options(bool speculation = false) {
     SchedulerOptions options;
     options.lease_tokens_ahead = 4;
+    options.speculation = speculation;
     return options;
   }
   WorkerId Join(const worker::v1::Ready& ready = Ready()) { return *scheduler_.AddWorker(ready, 1); }
@@ -73,14 +77,20 @@ class SchedulerTest : public testing::Test {
     last_ = heir;
     return heir;
   }
-  // A report of one row or one progress.
+  // A report of one row, all tokens but the last of which were guessed, or of one progress.
   StepReport Row(uint64_t applied, uint32_t slot, std::vector<int32_t> tokens,
                  worker::v1::FinishReason reason = worker::v1::FINISH_REASON_UNSPECIFIED) {
     StepReport report = Heartbeat(applied);
     auto* row = report.add_rows();
     row->set_slot(slot);
     row->mutable_token_ids()->Add(tokens.begin(), tokens.end());
+    row->set_num_drafted(static_cast<uint32_t>(std::max<size_t>(tokens.size(), 1)) - 1);
     row->set_finish_reason(reason);
+    return report;
+  }
+  StepReport Guessed(uint64_t applied, uint32_t slot, std::vector<int32_t> tokens, uint32_t num_drafted) {
+    StepReport report = Row(applied, slot, std::move(tokens));
+    report.mutable_rows(0)->set_num_drafted(num_drafted);
     return report;
   }
   StepReport Progress(uint64_t applied, uint32_t slot, uint32_t computed) {
@@ -245,6 +255,7 @@ TEST_F(SchedulerTest, PreemptsTheNewestWhenBlocksRunOut) {
   StepReport report = Heartbeat(1);
   for (const uint32_t slot : {0u, 1u}) {
     auto* row = report.add_rows();
+    row->set_num_drafted(4);
     row->set_slot(slot);
     for (const int32_t token : {50, 51, 52, 53, 54})
       row->add_token_ids(token);  // 13 tokens: four blocks each, all there are
@@ -454,6 +465,7 @@ TEST_F(SchedulerTest, APausedSequenceIsTheFirstToYieldAndThenWaitsToBeResumed) {
     auto* row = report.add_rows();
     row->set_slot(slot);
     for (const int32_t token : {50, 51, 52, 53, 54}) row->add_token_ids(token);
+    row->set_num_drafted(4);
   }
   Apply(worker, report);
   scheduler_.TakeEdit(worker);
@@ -613,6 +625,148 @@ TEST_F(SchedulerTest, RefusesWhatCanNeverRunAndNamesTheLimit) {
   EXPECT_TRUE(refusal(Spec(Count(0, 30), 10)).ok());
 }
 
+TEST_F(SchedulerTest, RefusesDraftersThatCannotBe) {
+  const struct {
+    const char* what;
+    std::function<void(worker::v1::Ready*)> breach;
+    const char* error;
+  } cases[] = {
+      {"no method", [](auto* it) { it->mutable_drafters(0)->clear_method(); }, "method 0, which is not within 1 … 2"},
+      {"an unknown one", [](auto* it) { it->mutable_drafters(0)->set_method(static_cast<worker::v1::DraftMethod>(3)); },
+       "method 3"},
+      {"one twice", [](auto* it) { *it->add_drafters() = it->drafters(0); }, "method 1 twice"},
+      {"no length", [](auto* it) { it->mutable_drafters(0)->set_max_length(0); }, "max_length 0"},
+      {"too long", [](auto* it) { it->mutable_drafters(0)->set_max_length(17); },
+       "max_length 17, which is not within 1 … 16"},
+      {"a negative cost", [](auto* it) { it->mutable_drafters(0)->set_row_us(-1); }, "drafters holds -1"},
+      {"an endless one", [](auto* it) { it->mutable_drafters(0)->set_context_ns(INFINITY); }, "drafters holds inf"},
+  };
+  for (const auto& it : cases) {
+    SCOPED_TRACE(it.what);
+    worker::v1::Ready ready = Ready();
+    it.breach(&ready);
+    EXPECT_THAT(scheduler_.AddWorker(ready, 1).status().message(), HasSubstr(it.error));
+  }
+}
+
+// A worker that drafts with a small model, and whose steps cost their floor however many rows they have.
+class SpeculationTest : public SchedulerTest {
+ protected:
+  SpeculationTest() : SchedulerTest(true), worker_(Join(Drafting())) {}
+  static worker::v1::Ready Drafting() {
+    worker::v1::Ready ready = Ready(64);
+    ready.mutable_step_cost()->set_step_us(10'000);
+    ready.mutable_step_cost()->set_row_us(1);
+    ready.mutable_drafters(0)->set_method(worker::v1::DRAFT_METHOD_MODEL);
+    ready.mutable_drafters(0)->set_step_us(500);
+    return ready;
+  }
+  // Of the only draft of an edit.
+  static worker::v1::Draft Only(const Edit& edit) {
+    return edit.draft_size() == 1 ? edit.draft(0) : worker::v1::Draft();
+  }
+
+  const WorkerId worker_;
+};
+
+// The length comes when the prefill is over, and goes in the edit that brings the next one.
+TEST_F(SpeculationTest, DraftsOnlyWhileNobodyWaits) {
+  Submit(Spec(Count(0, 10), 40));
+  Edit edit = scheduler_.TakeEdit(worker_);
+  EXPECT_EQ(edit.draft_size(), 0);
+  Apply(worker_, Row(1, 0, {50}));
+  edit = scheduler_.TakeEdit(worker_);
+  EXPECT_EQ(Only(edit).slot(), 0u);
+  EXPECT_EQ(Only(edit).method(), worker::v1::DRAFT_METHOD_MODEL);
+  EXPECT_GT(Only(edit).length(), 1u);
+  const uint32_t length = Only(edit).length();
+  EXPECT_EQ(scheduler_.worker_counts(worker_).draft_length, length);
+  Apply(worker_, Guessed(2, 0, {51, 52}, length));
+  EXPECT_EQ(scheduler_.TakeEdit(worker_).draft_size(), 0) << "nothing but the lease has changed";
+
+  Submit(Spec(Count(40, 10), 40));
+  edit = scheduler_.TakeEdit(worker_);
+  EXPECT_EQ(edit.admit_size(), 1);
+  EXPECT_EQ(Only(edit).slot(), 0u);
+  EXPECT_EQ(Only(edit).length(), 0u);
+  EXPECT_EQ(Only(edit).method(), worker::v1::DRAFT_METHOD_UNSPECIFIED);
+  Apply(worker_, Guessed(3, 0, {53}, length));  // of a step before that
+  Apply(worker_, Row(4, 1, {54}));
+  edit = scheduler_.TakeEdit(worker_);
+  EXPECT_EQ(edit.draft_size(), 2);
+  EXPECT_EQ(scheduler_.counts().drafts.drafts, 2u);
+  EXPECT_EQ(scheduler_.counts().drafts.drafted, 2 * length);
+  EXPECT_EQ(scheduler_.counts().drafts.accepted, 1u);
+  EXPECT_EQ(scheduler_.counts().drafts.accepted_at[0], 1u);
+  EXPECT_EQ(scheduler_.counts().drafts.accepted_at[1], 0u);
+}
+
+TEST_F(SpeculationTest, ASlotThatIsTakenAgainDraftsNothingAtFirst) {
+  const SequenceId first = Submit(Spec(Count(0, 10), 40));
+  scheduler_.TakeEdit(worker_);
+  Apply(worker_, Row(1, 0, {50}));
+  EXPECT_GT(Only(scheduler_.TakeEdit(worker_)).length(), 0u);
+  scheduler_.Requeue(first, 2);
+  Edit edit = scheduler_.TakeEdit(worker_);
+  ASSERT_EQ(edit.admit_size(), 1);
+  EXPECT_EQ(edit.draft_size(), 0);
+  EXPECT_EQ(scheduler_.worker_counts(worker_).draft_length, 0);
+  Apply(worker_, Row(edit.edit_id(), edit.admit(0).slot(), {51}));
+  edit = scheduler_.TakeEdit(worker_);
+  EXPECT_GT(Only(edit).length(), 0u);
+  scheduler_.Cancel(first, 3);
+  edit = scheduler_.TakeEdit(worker_);
+  EXPECT_EQ(edit.release_size(), 1);
+  EXPECT_EQ(edit.draft_size(), 0);
+}
+
+TEST_F(SpeculationTest, WhatWasLearntGoesWithTheSequence) {
+  Submit(Spec(Count(0, 10), 40));
+  scheduler_.TakeEdit(worker_);
+  Apply(worker_, Row(1, 0, {50}));
+  uint32_t length = Only(scheduler_.TakeEdit(worker_)).length();
+  ASSERT_GT(length, 0u);
+  uint64_t edit_id = 2;
+  for (int i = 0; i < 20 && length > 0; ++i) {  // every guess is wrong
+    StepReport report = Guessed(edit_id, 0, {51}, length);
+    report.set_step_us(10'000);
+    Apply(worker_, report);
+    if (scheduler_.PendingWorkers().empty()) continue;
+    const Edit edit = scheduler_.TakeEdit(worker_);
+    edit_id = edit.edit_id();
+    if (edit.draft_size() > 0) length = Only(edit).length();
+  }
+  EXPECT_LE(length, 1u);
+  const WorkerId other = Join(Drafting());
+  scheduler_.RemoveWorker(worker_, 3, Loss::kLeft);
+  Edit edit = scheduler_.TakeEdit(other);
+  ASSERT_EQ(edit.admit_size(), 1);
+  step_ = 0;
+  Apply(other, Row(1, edit.admit(0).slot(), {52}));
+  if (scheduler_.PendingWorkers().empty()) return;
+  EXPECT_LE(Only(scheduler_.TakeEdit(other)).length(), 1u);
+}
+
+TEST(Scheduler, DraftsNothingWhenSpeculationIsOffOrCannotBe) {
+  for (const bool off : {true, false}) {
+    SchedulerOptions options;
+    options.speculation = !off;
+    Scheduler scheduler(options);
+    worker::v1::Ready ready = Ready(64);
+    ready.mutable_step_cost()->set_step_us(10'000);
+    if (!off) ready.clear_drafters();
+    const WorkerId worker = *scheduler.AddWorker(ready, 1);
+    ASSERT_TRUE(scheduler.Submit({Spec(Count(0, 10), 40)}, 1).ok());
+    scheduler.TakeEdit(worker);
+    StepReport report;
+    report.set_step(1);
+    report.set_applied_edit(1);
+    report.add_rows()->add_token_ids(5);
+    ASSERT_TRUE(scheduler.Apply(worker, report, 2).ok());
+    EXPECT_TRUE(scheduler.PendingWorkers().empty());
+  }
+}
+
 TEST_F(SchedulerTest, RefusesAWorkerOfAnotherModel) {
   Join();
   worker::v1::Ready other = Ready();
@@ -638,6 +792,13 @@ TEST_F(SchedulerTest, RefusesReportsThatBreakTheContract) {
       {"more than there is", [&] { return Progress(1, 0, 11); }, "computed 11 tokens"},
       {"a length that is not reached", [&] { return Row(1, 0, {5}, worker::v1::FINISH_REASON_LENGTH); }, "limit is 18"},
       {"nothing", [&] { return Row(1, 0, {}); }, "without a token"},
+      {"more guesses than it can make", [&] { return Guessed(1, 0, {5}, 9); },
+       "drafted 9 tokens; its worker drafts at most 8"},
+      {"tokens that nobody guessed",
+       [&] {
+         return Guessed(1, 0, {5, 6, 7}, 1);
+       },
+       "has 3 tokens after 1 drafted"},
   };
   for (const auto& breach : cases) {
     const WorkerId worker = Join();

@@ -62,8 +62,16 @@ class SimulatedWorker {
     ready.mutable_step_cost()->set_prefill_context_ns(100);
     ready.mutable_step_cost()->set_row_us(50);
     ready.mutable_step_cost()->set_context_ns(10);
+    for (const auto method : {worker::v1::DRAFT_METHOD_LOOKUP, worker::v1::DRAFT_METHOD_MODEL}) {
+      worker::v1::Drafter* drafter = ready.add_drafters();
+      drafter->set_method(method);
+      drafter->set_max_length(kMaxDrafts);
+      drafter->set_row_us(5);
+    }
+    ready.mutable_drafters(1)->set_step_us(300);
     return ready;
   }
+  uint64_t num_drafted() const { return num_drafted_; }
   uint32_t num_blocks() const { return static_cast<uint32_t>(holders_.size()); }
   bool idle() const {
     return std::none_of(slots_.begin(), slots_.end(), [](const RunningSlot& slot) { return slot.live; });
@@ -91,15 +99,23 @@ class SimulatedWorker {
       ASSERT_LT(rank.slot(), slots_.size());
       slots_[rank.slot()].rank = rank.rank();
     }
+    for (const auto& draft : edit.draft()) {
+      ASSERT_LT(draft.slot(), slots_.size());
+      ASSERT_LE(draft.length(), kMaxDrafts);
+      ASSERT_EQ(draft.length() == 0, draft.method() == worker::v1::DRAFT_METHOD_UNSPECIFIED);
+      if (slots_[draft.slot()].live) slots_[draft.slot()].drafts = draft.length();
+    }
     for (const RunningSlot& slot : slots_) {
-      if (!slot.live || slot.filler < 0) continue;
+      if (!slot.live) continue;
+      ASSERT_TRUE(edit.admit_size() == 0 || slot.drafts == 0) << "a slot drafts while another prefills";
+      if (slot.filler < 0) continue;
       const RunningSlot& filler = slots_[static_cast<size_t>(slot.filler)];
       ASSERT_TRUE(filler.live && filler.serial == slot.filler_serial) << "a slot waits for one that was released";
     }
   }
 
-  // One step. `burst` says how many tokens a decoding slot may accept.
-  worker::v1::StepReport Step(const std::function<uint32_t()>& burst) {
+  // One step. `right` says whether the next guess of a slot that drafts is.
+  worker::v1::StepReport Step(const std::function<bool()>& right) {
     worker::v1::StepReport report;
     report.set_step(++step_);
     report.set_applied_edit(applied_edit_);
@@ -113,7 +129,7 @@ class SimulatedWorker {
     std::stable_sort(prefilling.begin(), prefilling.end(), [&](uint32_t a, uint32_t b) {
       return std::make_pair(slots_[a].rank, slots_[a].serial) < std::make_pair(slots_[b].rank, slots_[b].serial);
     });
-    for (const uint32_t id : decoding) Decode(id, burst(), &report);
+    for (const uint32_t id : decoding) Decode(id, right, &report);
     uint32_t left = chunk_;
     for (const uint32_t id : prefilling) {
       if (left == 0) break;
@@ -125,6 +141,7 @@ class SimulatedWorker {
 
  private:
   static constexpr uint64_t kUnwritten = 0;
+  static constexpr uint32_t kMaxDrafts = 6;
 
   struct RunningSlot {
     bool live = false;
@@ -135,6 +152,7 @@ class SimulatedWorker {
     uint64_t filler_serial = 0;
     uint32_t cached = 0;
     uint32_t computed = 0;
+    uint32_t drafts = 0;          // that it was told to make in a step
     std::vector<int32_t> tokens;  // from `cached` on
     std::vector<uint32_t> table;
     worker::v1::Admit admit;
@@ -245,13 +263,20 @@ class SimulatedWorker {
     return row->finish_reason() == worker::v1::FINISH_REASON_UNSPECIFIED;
   }
 
-  void Decode(uint32_t id, uint32_t burst, worker::v1::StepReport* report) {
+  // Drafts as many tokens as it was told, as far as its table and its longest length have room.
+  void Decode(uint32_t id, const std::function<bool()>& right, worker::v1::StepReport* report) {
     RunningSlot& slot = slots_[id];
     worker::v1::Row row;
     row.set_slot(id);
+    const auto room = static_cast<uint32_t>(slot.table.size()) * block_tokens_ + 1;
+    const uint32_t most = std::min(room, slot.admit.max_length());
+    if (slot.length() < most) row.set_num_drafted(std::min(slot.drafts, most - slot.length() - 1));
     bool goes_on = true;
-    while (goes_on && burst-- > 0 && slot.length() <= slot.table.size() * block_tokens_)
+    for (uint32_t i = 0; goes_on && slot.length() < most && i <= row.num_drafted(); ++i) {
       goes_on = Accept(id, Compute(slot), &row);
+      if (i < row.num_drafted() && !right()) break;
+    }
+    num_drafted_ += row.num_drafted();
     if (row.token_ids_size() > 0 || !goes_on) {
       *report->add_rows() = row;
     } else {
@@ -290,6 +315,7 @@ class SimulatedWorker {
   uint64_t applied_edit_ = 0;
   uint64_t step_ = 0;
   uint64_t admissions_ = 0;
+  uint64_t num_drafted_ = 0;
 };
 
 }  // namespace millrace
