@@ -13,13 +13,13 @@ constexpr double kLeastGain = 0.03;    // that a change must promise
 constexpr int kMostRounds = 8;         // towards the best rate; three or four do
 constexpr float kSequenceTrials = 64;  // remembered
 constexpr float kAverageTrials = 1024;
-constexpr float kSequencePrior = 8;   // trials that the average counts for
+constexpr float kSequencePrior = 16;  // trials that the average counts for
 constexpr float kAveragePrior = 16;   // and the first guess
 constexpr float kDriftReports = 256;  // in which evidence that is not renewed falls to 1 / e
 constexpr float kMostRight = 0.99f;
-// The first guess, by method: found, right.
+// The first guess, by method: found, right. Hopeful: what is not tried is never known.
 constexpr float kFound[kDraftMethods] = {0.3f, 1};
-constexpr float kRight[kDraftMethods] = {0.6f, 0.6f};
+constexpr float kRight[kDraftMethods] = {0.7f, 0.8f};
 constexpr int kLookup = worker::v1::DRAFT_METHOD_LOOKUP - 1;
 constexpr int kModel = worker::v1::DRAFT_METHOD_MODEL - 1;
 

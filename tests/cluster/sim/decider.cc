@@ -215,9 +215,11 @@ uint32_t Decider::AddTokens(TraceRequest* request, uint32_t length, worker::v1::
   const uint32_t before = request->fed;
   length = std::min(length, request->lease * kTraceBlock);
   if (length <= request->fed) return 0;
-  worker::v1::Row* row = report->add_rows();
-  row->set_slot(request->slot);
-  for (; request->fed < length; ++request->fed) row->add_token_ids(OutputToken(*request));
+  for (; request->fed < length; ++request->fed) {  // a row each: nothing was guessed
+    worker::v1::Row* row = report->add_rows();
+    row->set_slot(request->slot);
+    row->add_token_ids(OutputToken(*request));
+  }
   return request->fed - before;
 }
 
