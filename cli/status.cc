@@ -36,18 +36,19 @@ std::string RouterLines(const v1::RouterStatus& router) {
 }
 
 std::string Table(const v1::GetStatusResponse& status) {
-  constexpr char kHeader[] = "%-20s %-10s %11s %9s %9s %9s %9s %12s %8s  %s\n";
+  constexpr char kHeader[] = "%-20s %-10s %11s %9s %9s %9s %9s %12s %8s %10s %10s %6s  %s\n";
   std::string text = RouterLines(status.router());
   absl::StrAppend(&text, absl::StrFormat(kHeader, "worker", "state", "slots", "used", "cached", "free", "returning",
-                                         "steps", "step ms", "model"));
+                                         "steps", "step ms", "drafted", "accepted", "length", "model"));
   for (const v1::WorkerStatus& worker : status.workers()) {
     absl::string_view state = v1::WorkerStatus::State_Name(worker.state());
     absl::ConsumePrefix(&state, "STATE_");
-    absl::StrAppend(&text, absl::StrFormat("%-20s %-10s %5d/%-5d %9d %9d %9d %9d %12d %8.1f  %s\n",
+    absl::StrAppend(&text, absl::StrFormat("%-20s %-10s %5d/%-5d %9d %9d %9d %9d %12d %8.1f %10d %10d %6.1f  %s\n",
                                            worker.worker_id().empty() ? worker.address() : worker.worker_id(), state,
                                            worker.used_slots(), worker.num_slots(), worker.used_blocks(),
                                            worker.cached_blocks(), worker.free_blocks(), worker.quarantined_blocks(),
-                                           worker.steps(), worker.last_step_us() / 1000.0, worker.model()));
+                                           worker.steps(), worker.last_step_us() / 1000.0, worker.drafted_tokens(),
+                                           worker.accepted_tokens(), worker.draft_length(), worker.model()));
     if (!worker.last_error().empty()) absl::StrAppend(&text, "  ", worker.address(), ": ", worker.last_error(), "\n");
   }
   return text;

@@ -33,6 +33,8 @@ ABSL_FLAG(int64_t, max_request_bytes, millrace::RouterOptions().max_request_byte
           "memory for requests being received");
 ABSL_FLAG(int64_t, max_queued_sequences, millrace::SchedulerOptions().max_queued_sequences, "sequences that wait");
 ABSL_FLAG(int64_t, max_queued_tokens, millrace::SchedulerOptions().max_queued_tokens, "prompt tokens that wait");
+ABSL_FLAG(std::string, speculation, millrace::RouterOptions().speculation,
+          "auto: workers that can draft do so where that pays; off: never");
 ABSL_FLAG(int64_t, drain_ms, millrace::RouterOptions().drain_ms, "how long open calls may go on after SIGTERM");
 
 namespace millrace {
@@ -51,6 +53,7 @@ RouterOptions OptionsFromFlags() {
   options.max_calls = absl::GetFlag(FLAGS_max_calls);
   options.max_request_bytes = absl::GetFlag(FLAGS_max_request_bytes);
   options.drain_ms = absl::GetFlag(FLAGS_drain_ms);
+  options.speculation = absl::GetFlag(FLAGS_speculation);
   options.scheduler.max_queued_sequences = absl::GetFlag(FLAGS_max_queued_sequences);
   options.scheduler.max_queued_tokens = absl::GetFlag(FLAGS_max_queued_tokens);
   return options;

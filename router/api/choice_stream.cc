@@ -117,7 +117,8 @@ void ChoiceStream::Complete(const SequenceOutcome& outcome) {
   finish_.mutable_timing()->set_queue_us(Elapsed(report.submitted, report.admitted));
   finish_.mutable_timing()->set_prefill_us(Elapsed(report.admitted, report.first_token));
   finish_.mutable_timing()->set_decode_us(Elapsed(report.first_token, report.last_token));
-  finish_.mutable_speculation();
+  finish_.mutable_speculation()->set_drafted_tokens(static_cast<uint32_t>(report.drafted_tokens));
+  finish_.mutable_speculation()->set_accepted_tokens(static_cast<uint32_t>(report.accepted_tokens));
   finish_.mutable_route()->set_worker_id(outcome.worker_id);
   finish_.mutable_route()->set_predicted_cached_tokens(static_cast<uint32_t>(report.predicted_cached_tokens));
   finish_.mutable_route()->set_real_cached_tokens(static_cast<uint32_t>(report.cached_tokens));

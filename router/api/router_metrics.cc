@@ -44,6 +44,22 @@ void AddWorker(const WorkerStatus& worker, const std::string& name, MetricPage* 
                    labels);
   page->AddGauge("millrace_worker_last_step_seconds", "duration of the latest step", worker.last_step_us() * 1e-6,
                  labels);
+  page->AddGauge("millrace_draft_length", "tokens a decoding sequence drafts in a step, mean of those chosen",
+                 worker.draft_length(), labels);
+}
+
+void AddDrafts(const DraftCounts& drafts, const std::string& model_name, MetricPage* page) {
+  const Labels model = {{"model_name", model_name}};
+  page->AddCounter("vllm:spec_decode_num_drafts_total", "steps of a sequence with any guess", AsDouble(drafts.drafts),
+                   model);
+  page->AddCounter("vllm:spec_decode_num_draft_tokens_total", "tokens guessed", AsDouble(drafts.drafted), model);
+  page->AddCounter("vllm:spec_decode_num_accepted_tokens_total", "guesses that were right", AsDouble(drafts.accepted),
+                   model);
+  for (size_t position = 0; position < drafts.accepted_at.size(); ++position) {
+    page->AddCounter("vllm:spec_decode_num_accepted_tokens_per_pos_total", "right guesses by position in their step",
+                     AsDouble(drafts.accepted_at[position]),
+                     {{"model_name", model_name}, {"position", std::to_string(position)}});
+  }
 }
 
 }  // namespace
@@ -91,6 +107,7 @@ void RouterMetrics::Fill(MetricPage* page) const {
                    model);
   page->AddCounter("vllm:num_preemptions_total", "sequences put back into the queue for lack of blocks",
                    AsDouble(counts.preemptions), model);
+  AddDrafts(counts.drafts, model_name_, page);
   page->AddGauge("millrace_paused_sequences", "of those running and waiting: their client does not read",
                  static_cast<double>(counts.paused));
   page->AddGauge("millrace_queue_tokens", "prompt tokens in the queue", static_cast<double>(counts.queued_tokens));

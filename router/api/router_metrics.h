@@ -1,5 +1,5 @@
 // The router's page of metrics: the requests' figures, and what the fleet and the scheduler say when asked. Called by
-// the threads of the metrics server; lives as long as that. Series: about 500, and 10 for each of at most 64 workers.
+// the threads of the metrics server; lives as long as that. Series: about 520, and 11 for each of at most 64 workers.
 #pragma once
 
 #include <cstdint>

@@ -47,6 +47,10 @@ absl::Status RouterOptions::Validate() const {
   status.Update(InRange("max_calls", max_calls, 1, 1'000'000));
   status.Update(InRange("max_request_bytes", max_request_bytes, 64 << 20, int64_t{1} << 50));
   status.Update(InRange("drain_ms", drain_ms, 0, 3'600'000));
+  if (speculation != "auto" && speculation != "off") {
+    status.Update(
+        absl::InvalidArgumentError(absl::StrCat("--speculation is \"", speculation, "\"; it must be auto or off")));
+  }
   status.Update(InRange("max_queued_sequences", scheduler.max_queued_sequences, 1, 1'000'000));
   status.Update(InRange("max_queued_tokens", scheduler.max_queued_tokens, 1, int64_t{1} << 32));
   return status;

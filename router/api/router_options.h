@@ -23,9 +23,10 @@ struct RouterOptions {
   bool insecure = false;             // allow plaintext connections beyond this machine
   int64_t max_calls = 10'000;        // open Generate calls, 1 … 1,000,000
   int64_t max_request_bytes =
-      int64_t{1} << 30;        // memory for requests being received, over all clients; at least 64 MiB
-  int64_t drain_ms = 5'000;    // how long open calls may go on after SIGTERM, 0 … 3,600,000
-  SchedulerOptions scheduler;  // its hash key is drawn at start-up
+      int64_t{1} << 30;              // memory for requests being received, over all clients; at least 64 MiB
+  int64_t drain_ms = 5'000;          // how long open calls may go on after SIGTERM, 0 … 3,600,000
+  std::string speculation = "auto";  // off: workers are never told to draft
+  SchedulerOptions scheduler;        // its hash key is drawn at start-up; `speculation` above rules its own
 
   // `workers`, apart. REQUIRES valid options.
   std::vector<std::string> addresses() const;

@@ -27,6 +27,7 @@ FleetOptions ToFleetOptions(const RouterOptions& options, const ServedModel& mod
   fleet.services = options.services();
   fleet.tokenizer_vocab = static_cast<uint32_t>(model.tokenizer().vocab_size());
   fleet.scheduler = options.scheduler;
+  fleet.scheduler.speculation = options.speculation == "auto";
   fleet.scheduler.hash_key[0] = RandomBits();
   fleet.scheduler.hash_key[1] = RandomBits();
   fleet.on_first_ready = std::move(on_ready);

@@ -176,6 +176,9 @@ std::vector<v1::WorkerStatus> Fleet::workers() const {
     status.set_quarantined_blocks(counts.quarantined_blocks);
     status.set_steps(counts.steps);
     status.set_last_step_us(counts.last_step_us);
+    status.set_drafted_tokens(counts.drafts.drafted);
+    status.set_accepted_tokens(counts.drafts.accepted);
+    status.set_draft_length(counts.draft_length);
   }
   return workers;
 }

@@ -99,7 +99,6 @@ struct WorkerCounts {
   uint64_t steps = 0;
   uint32_t last_step_us = 0;
   bool draining = false;
-  bool can_draft = false;
   DraftCounts drafts;
   double draft_length = 0;  // tokens that it is told to draft a step, mean of the decoding sequences
 };

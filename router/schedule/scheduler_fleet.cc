@@ -204,7 +204,6 @@ WorkerCounts Scheduler::worker_counts(WorkerId worker) const {
   counts.steps = it.steps;
   counts.last_step_us = it.last_step_us;
   counts.draining = it.set->draining();
-  counts.can_draft = it.set->speculation().active();
   counts.drafts = it.drafts;
   counts.draft_length = it.set->MeanDraftLength();
   return counts;
