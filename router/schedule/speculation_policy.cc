@@ -9,11 +9,11 @@
 namespace millrace {
 namespace {
 
-constexpr double kLeastGain = 0.03;    // that a change must promise
-constexpr int kMostRounds = 8;         // towards the best rate; three or four do
-constexpr float kSequenceTrials = 64;  // remembered
+constexpr double kLeastGain = 0.03;     // that a change must promise
+constexpr int kMostRounds = 8;          // towards the best rate; three or four do
+constexpr float kSequenceTrials = 128;  // remembered
 constexpr float kAverageTrials = 1024;
-constexpr float kSequencePrior = 16;  // trials that the average counts for
+constexpr float kSequencePrior = 32;  // trials that the average counts for
 constexpr float kAveragePrior = 16;   // and the first guess
 constexpr float kDriftReports = 256;  // in which evidence that is not renewed falls to 1 / e
 constexpr float kMostRight = 0.99f;

@@ -10,11 +10,12 @@ void VirtualCluster::At(Time when, std::function<void()> what) {
   events_.push({std::max(when, now_), next_serial_++, std::move(what)});
 }
 
-size_t VirtualCluster::Join(const worker::v1::Ready& ready, const worker::v1::StepCost& real) {
+size_t VirtualCluster::Join(const worker::v1::Ready& ready, const worker::v1::StepCost& real,
+                            const Drafting& drafting) {
   const absl::StatusOr<WorkerId> id = scheduler_.AddWorker(ready, now_);
   MILLRACE_CHECK(id.ok(), "the scheduler takes the worker");
   const size_t member = members_.size();
-  members_.push_back(std::make_unique<Member>(ready, real, &ends_));
+  members_.push_back(std::make_unique<Member>(ready, real, &ends_, drafting));
   members_.back()->id = *id;
   places_[*id] = member;
   Pump();

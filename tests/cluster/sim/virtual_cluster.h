@@ -37,7 +37,7 @@ class VirtualCluster {
  public:
   VirtualCluster(const SchedulerOptions& options, Time wire) : scheduler_(options), wire_(wire) {}
 
-  size_t Join(const worker::v1::Ready& ready, const worker::v1::StepCost& real);
+  size_t Join(const worker::v1::Ready& ready, const worker::v1::StepCost& real, const Drafting& drafting = {});
   void Lose(size_t worker);
   void At(Time when, std::function<void()> what);
   size_t Arrive(Time when, VirtualRequest request);
@@ -49,12 +49,14 @@ class VirtualCluster {
   uint64_t digest() const { return digest_; }
   uint64_t num_steps() const { return num_steps_; }
   WorkerId id(size_t worker) const { return members_[worker]->id; }
+  uint64_t num_drafts_told(size_t worker) const { return members_[worker]->worker.num_drafts_told(); }
   uint64_t computed_tokens(size_t worker) const { return members_[worker]->computed_tokens; }
 
  private:
   struct Member {
-    Member(const worker::v1::Ready& ready, const worker::v1::StepCost& real, const std::vector<uint32_t>* ends)
-        : worker(ready, real, ends) {}
+    Member(const worker::v1::Ready& ready, const worker::v1::StepCost& real, const std::vector<uint32_t>* ends,
+           const Drafting& drafting)
+        : worker(ready, real, ends, drafting) {}
     VirtualWorker worker;
     WorkerId id = 0;
     bool lost = false;

@@ -15,8 +15,8 @@ constexpr uint32_t kStepTokens = 8192;
 }  // namespace
 
 VirtualWorker::VirtualWorker(const worker::v1::Ready& ready, const worker::v1::StepCost& real,
-                             const std::vector<uint32_t>* ends)
-    : ready_(ready), real_(real), ends_(ends), slots_(ready.num_slots()) {}
+                             const std::vector<uint32_t>* ends, const Drafting& drafting)
+    : ready_(ready), real_(real), ends_(ends), drafting_(drafting), slots_(ready.num_slots()) {}
 
 void VirtualWorker::Apply(const worker::v1::Edit& edit) {
   MILLRACE_CHECK(edit.edit_id() == applied_edit_ + 1, "edits come in order");
@@ -43,6 +43,11 @@ void VirtualWorker::Apply(const worker::v1::Edit& edit) {
     slots_.at(extend.slot()).room += static_cast<uint32_t>(extend.block_table_size()) * ready_.block_tokens();
   }
   for (const worker::v1::Rank& rank : edit.rank()) slots_.at(rank.slot()).rank = rank.rank();
+  for (const worker::v1::Draft& draft : edit.draft()) {
+    if (!slots_.at(draft.slot()).live) continue;  // it has just ended by itself
+    slots_[draft.slot()].draft = draft.length();
+    num_drafts_told_ += draft.length() > 0;
+  }
 }
 
 bool VirtualWorker::Waits(const Slot& slot) const {
@@ -61,6 +66,17 @@ uint32_t VirtualWorker::Fits(double seconds, uint32_t start) const {
   return static_cast<uint32_t>(std::clamp(tokens, 0.0, 1.0 * kStepTokens));
 }
 
+uint32_t VirtualWorker::Drafts(const Slot& slot) const {
+  const uint32_t wanted = drafting_.fixed >= 0 ? static_cast<uint32_t>(drafting_.fixed) : slot.draft;
+  return std::min({wanted, slot.room - slot.length, slot.max_length - slot.length - 1});
+}
+
+bool VirtualWorker::Right(const Slot& slot) const {
+  uint64_t x = (slot.seed * 0x2545f4914f6cdd1d + slot.length) * 0x9e3779b97f4a7c15;
+  x = (x ^ x >> 29) * 0xbf58476d1ce4e5b9;
+  return static_cast<double>((x ^ x >> 32) >> 11) * 0x1p-53 < drafting_.accuracy;
+}
+
 Time VirtualWorker::Begin() {
   chunks_.clear();
   report_ = {};
@@ -69,15 +85,22 @@ Time VirtualWorker::Begin() {
   std::vector<uint32_t> prefills;
   uint32_t rows = 0;
   uint64_t context = 0;
+  uint32_t depth = 0;
+  double draft_us = 0;
   for (uint32_t id = 0; id < slots_.size(); ++id) {
     const Slot& slot = slots_[id];
     if (!slot.live) continue;
     if (!slot.decoding) {
       if (!Waits(slot)) prefills.push_back(id);
     } else if (slot.length <= slot.room) {
-      chunks_.push_back({id, 0});
-      ++rows;
+      const uint32_t drafts = Drafts(slot);
+      chunks_.push_back({id, 0, drafts});
+      rows += 1 + drafts;
       context += slot.length;
+      if (drafts == 0) continue;
+      const worker::v1::Drafter& drafter = ready_.drafters(0);
+      depth = std::max(depth, drafts);
+      draft_us += drafts * (drafter.row_us() + slot.length * drafter.context_ns() / 1000);
     } else {
       report_.add_stalled_slots(id);
     }
@@ -100,11 +123,14 @@ Time VirtualWorker::Begin() {
     seconds += PrefillSeconds(real_, slot.computed, n);
     tokens += n;
     before += uint64_t{n} * slot.computed + uint64_t{n} * (n - 1) / 2;
-    chunks_.push_back({id, n});
+    chunks_.push_back({id, n, 0});
   }
   duration_ = 0;
   if (chunks_.empty()) return 0;
   duration_ = std::max<Time>(1, std::llround(1e6 * StepSeconds(real_, seconds, rows, static_cast<double>(context))));
+  if (depth > 0) draft_us += depth * ready_.drafters(0).step_us();
+  duration_ += std::llround(draft_us);
+  report_.set_draft_us(static_cast<uint32_t>(std::llround(draft_us)));
   report_.set_step_us(static_cast<uint32_t>(duration_));
   report_.set_decode_rows(rows);
   report_.set_decode_context(context);
@@ -113,21 +139,26 @@ Time VirtualWorker::Begin() {
   return duration_;
 }
 
-void VirtualWorker::Sample(uint32_t id, worker::v1::StepReport* report) {
+void VirtualWorker::Sample(uint32_t id, uint32_t drafts, worker::v1::StepReport* report) {
   Slot& slot = slots_[id];
-  ++slot.length;
   slot.decoding = true;
   worker::v1::Row* row = report->add_rows();
   row->set_slot(id);
-  row->add_token_ids(1);
-  if (slot.length == slot.max_length) {
-    row->set_finish_reason(worker::v1::FINISH_REASON_LENGTH);
-  } else if (slot.length >= ends_->at(slot.seed)) {
-    row->set_finish_reason(worker::v1::FINISH_REASON_STOP_TOKEN);
-  } else {
-    return;
+  row->set_num_drafted(drafts);
+  for (uint32_t i = 0; i <= drafts; ++i) {
+    const bool right = Right(slot);
+    ++slot.length;
+    row->add_token_ids(1);
+    if (slot.length == slot.max_length) {
+      row->set_finish_reason(worker::v1::FINISH_REASON_LENGTH);
+    } else if (slot.length >= ends_->at(slot.seed)) {
+      row->set_finish_reason(worker::v1::FINISH_REASON_STOP_TOKEN);
+    } else if (right) {
+      continue;
+    }
+    break;
   }
-  slot = Slot{};
+  if (row->finish_reason() != worker::v1::FINISH_REASON_UNSPECIFIED) slot = Slot{};
 }
 
 worker::v1::StepReport VirtualWorker::End() {
@@ -135,14 +166,14 @@ worker::v1::StepReport VirtualWorker::End() {
     Slot& slot = slots_[chunk.slot];
     if (chunk.tokens == 0) {
       slot.computed = slot.length;
-      Sample(chunk.slot, &report_);
+      Sample(chunk.slot, chunk.drafts, &report_);
       continue;
     }
     slot.computed += chunk.tokens;
     worker::v1::Progress* progress = report_.add_prefill();
     progress->set_slot(chunk.slot);
     progress->set_num_computed_tokens(slot.computed);
-    if (slot.computed == slot.length) Sample(chunk.slot, &report_);
+    if (slot.computed == slot.length) Sample(chunk.slot, 0, &report_);
   }
   duration_ = 0;
   return std::move(report_);

@@ -11,16 +11,24 @@
 
 namespace millrace {
 
+// How a virtual worker drafts, at the cost of its only drafter.
+struct Drafting {
+  double accuracy = 0;  // of each guess behind right ones
+  int fixed = -1;       // tokens a step, whatever it is told; -1: as it is told
+};
+
 class VirtualWorker {
  public:
   // `ends`: by seed, the length at which a sequence samples its stop token.
-  VirtualWorker(const worker::v1::Ready& ready, const worker::v1::StepCost& real, const std::vector<uint32_t>* ends);
+  VirtualWorker(const worker::v1::Ready& ready, const worker::v1::StepCost& real, const std::vector<uint32_t>* ends,
+                const Drafting& drafting);
 
   void Apply(const worker::v1::Edit& edit);
   Time Begin();  // a step's duration; 0: nothing to do
   worker::v1::StepReport End();
   worker::v1::StepReport Heartbeat() const;
   bool idle() const { return duration_ == 0; }
+  uint64_t num_drafts_told() const { return num_drafts_told_; }  // new lengths of slots, but for those that came to 0
 
  private:
   struct Slot {
@@ -31,20 +39,25 @@ class VirtualWorker {
     int64_t filler = -1;
     uint64_t filler_serial = 0;
     uint32_t cached = 0, computed = 0, length = 0, room = 0, max_length = 0;
+    uint32_t draft = 0;  // tokens a step
     uint64_t seed = 0;
   };
   struct Chunk {
     uint32_t slot;
     uint32_t tokens;  // 0: a decoding row
+    uint32_t drafts;
   };
 
   bool Waits(const Slot& slot) const;
   uint32_t Fits(double seconds, uint32_t start) const;
-  void Sample(uint32_t id, worker::v1::StepReport* report);
+  uint32_t Drafts(const Slot& slot) const;
+  bool Right(const Slot& slot) const;  // the guess of its next token
+  void Sample(uint32_t id, uint32_t drafts, worker::v1::StepReport* report);
 
   const worker::v1::Ready ready_;
   const worker::v1::StepCost real_;
   const std::vector<uint32_t>* const ends_;
+  const Drafting drafting_;
   std::vector<Slot> slots_;
   std::vector<Chunk> chunks_;
   worker::v1::StepReport report_;  // of the step that runs
@@ -52,6 +65,7 @@ class VirtualWorker {
   uint64_t step_ = 0;
   uint64_t applied_edit_ = 0;
   uint64_t admissions_ = 0;
+  uint64_t num_drafts_told_ = 0;
 };
 
 }  // namespace millrace

@@ -73,6 +73,53 @@ TEST_F(OperationsTest, CountsWhatClientsGot) {
   EXPECT_EQ(Value("millrace_real_cached_tokens_total"), Value("vllm:prefix_cache_hits_total{model_name=\"tiny\"}"));
 }
 
+// Of its guesses each step's last one is wrong.
+TEST_F(OperationsTest, TellsWhatSpeculationBrought) {
+  FakeWorker worker("w");
+  worker::v1::Drafter* drafter = worker.ready().add_drafters();
+  drafter->set_method(worker::v1::DRAFT_METHOD_MODEL);
+  drafter->set_max_length(4);
+  drafter->set_step_us(10);
+  Start({&worker});
+  AwaitReady();
+  const Output output = Generate(Request(400));
+  ASSERT_TRUE(output.status.ok());
+  const Output::Choice& choice = output.choices.at(0);
+  EXPECT_EQ(choice.tokens, Expected(1, 400)) << "no token depends on it";
+  const uint32_t drafted = choice.finish.speculation().drafted_tokens();
+  const uint32_t accepted = choice.finish.speculation().accepted_tokens();
+  EXPECT_GT(accepted, 100u);
+  EXPECT_GT(drafted, accepted);
+  AwaitValue("vllm:spec_decode_num_draft_tokens_total{model_name=\"tiny\"}", drafted);
+  AwaitValue("vllm:spec_decode_num_accepted_tokens_total{model_name=\"tiny\"}", accepted);
+  double sum = 0;
+  for (int position = 0; position < 16; ++position) {
+    sum += Value(absl::StrCat("vllm:spec_decode_num_accepted_tokens_per_pos_total{model_name=\"tiny\",position=\"",
+                              position, "\"}"));
+  }
+  EXPECT_EQ(sum, accepted);
+  AwaitValue("millrace_draft_length{worker=\"w\"}", 0);  // nobody decodes any more
+  EXPECT_EQ(Status().workers(0).drafted_tokens(), drafted);
+  EXPECT_EQ(Status().workers(0).accepted_tokens(), accepted);
+}
+
+TEST_F(OperationsTest, SpeculationCanBeSwitchedOff) {
+  FakeWorker worker("w");
+  worker.ready().add_drafters()->set_method(worker::v1::DRAFT_METHOD_MODEL);
+  worker.ready().mutable_drafters(0)->set_max_length(4);
+  RouterOptions options;
+  options.speculation = "off";
+  Start({&worker}, options);
+  AwaitReady();
+  EXPECT_TRUE(Generate(Request(100)).status.ok());
+  EXPECT_EQ(Status().workers(0).drafted_tokens(), 0u);
+  options.model = "folder";
+  options.workers = {"127.0.0.1:1"};
+  EXPECT_TRUE(options.Validate().ok());
+  options.speculation = "yes";
+  EXPECT_THAT(options.Validate().message(), HasSubstr("--speculation is \"yes\"; it must be auto or off"));
+}
+
 TEST_F(OperationsTest, CountsAnAbandonedSequenceAsAborted) {
   FakeWorker worker("w");
   worker.SetSteps(2);

@@ -100,7 +100,7 @@ class FakeWorker final : public worker::v1::WorkerService::Service {
  private:
   using Stream = grpc::ServerReaderWriter<worker::v1::WorkerMessage, worker::v1::RouterMessage>;
   struct Slot {
-    uint32_t length, num_prompt, max_length, min_length, capacity;
+    uint32_t length, num_prompt, max_length, min_length, capacity, draft_length;
     bool prefilled = false;
     std::vector<int32_t> stops;
     worker::v1::Sampling sampling;
@@ -196,6 +196,7 @@ class FakeWorker final : public worker::v1::WorkerService::Service {
       slot.min_length = admit.min_length();
       slot.capacity = static_cast<uint32_t>(admit.block_table_size()) * ready_.block_tokens();
       slot.prefilled = false;
+      slot.draft_length = 0;
       slot.stops.assign(admit.stop_token_ids().begin(), admit.stop_token_ids().end());
       slot.sampling = admit.sampling();
     }
@@ -203,6 +204,10 @@ class FakeWorker final : public worker::v1::WorkerService::Service {
       const auto slot = slots.find(extend.slot());
       if (slot == slots.end()) continue;  // it has just ended by itself
       slot->second.capacity += static_cast<uint32_t>(extend.block_table_size()) * ready_.block_tokens();
+    }
+    for (const worker::v1::Draft& draft : edit.draft()) {
+      const auto slot = slots.find(draft.slot());
+      if (slot != slots.end()) slot->second.draft_length = draft.length();
     }
     return edit.edit_id();
   }
@@ -235,17 +240,22 @@ class FakeWorker final : public worker::v1::WorkerService::Service {
           *progress.add_prompt_logprobs() = LogProbsOf(static_cast<int32_t>(i), slot.sampling.prompt_logprobs());
         }
       }
-      const int32_t token = token_(slot.sampling.seed(), slot.length);
       worker::v1::Row& row = *report.add_rows();
       row.set_slot(id);
-      row.add_token_ids(token);
-      if (slot.sampling.has_logprobs()) *row.add_logprobs() = LogProbsOf(token, slot.sampling.logprobs());
-      const bool may_stop = slot.length >= slot.min_length;
-      ++slot.length;
-      if (may_stop && std::find(slot.stops.begin(), slot.stops.end(), token) != slot.stops.end()) {
-        row.set_finish_reason(worker::v1::FINISH_REASON_STOP_TOKEN);
-      } else if (slot.length >= slot.max_length) {
-        row.set_finish_reason(worker::v1::FINISH_REASON_LENGTH);
+      // Of its guesses the last one is wrong.
+      const uint32_t room = std::min(slot.capacity + 1, slot.max_length) - slot.length;
+      row.set_num_drafted(std::min(slot.draft_length, room - 1));
+      for (uint32_t i = 0; i < std::max(row.num_drafted(), 1u) && row.finish_reason() == 0; ++i) {
+        const int32_t token = token_(slot.sampling.seed(), slot.length);
+        row.add_token_ids(token);
+        if (slot.sampling.has_logprobs()) *row.add_logprobs() = LogProbsOf(token, slot.sampling.logprobs());
+        const bool may_stop = slot.length >= slot.min_length;
+        ++slot.length;
+        if (may_stop && std::find(slot.stops.begin(), slot.stops.end(), token) != slot.stops.end()) {
+          row.set_finish_reason(worker::v1::FINISH_REASON_STOP_TOKEN);
+        } else if (slot.length >= slot.max_length) {
+          row.set_finish_reason(worker::v1::FINISH_REASON_LENGTH);
+        }
       }
       if (row.finish_reason() != worker::v1::FINISH_REASON_UNSPECIFIED) ended.push_back(id);
     }
