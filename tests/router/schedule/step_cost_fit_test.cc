@@ -57,6 +57,19 @@ TEST(StepCostFit, HealsACostThatIsThreeTimesOff) {
   }
 }
 
+TEST(StepCostFit, TimeSpentOnDraftingIsNotTheStepsOwn) {
+  std::mt19937_64 rng(TestSeed(5));
+  const worker::v1::StepCost real = Cost(4500, 22, 0.8, 20, 34);
+  StepCostFit fit(real);
+  for (int i = 0; i < 1000; ++i) {
+    worker::v1::StepReport report = Step(real, rng);
+    report.set_draft_us(static_cast<uint32_t>(rng() % 5000));
+    report.set_step_us(report.step_us() + report.draft_us());
+    fit.Add(report);
+  }
+  ExpectNear(fit.cost(), real, 0.05);
+}
+
 TEST(StepCostFit, TellsTermsApart) {
   std::mt19937_64 rng(TestSeed(2));
   const worker::v1::StepCost real = Cost(9000, 22, 1.6, 60, 17);
