@@ -1,10 +1,12 @@
 #include "tests/cluster/in_process.h"
 
 #include <algorithm>
+#include <chrono>
 #include <map>
 #include <optional>
 
 #include "gtest/gtest.h"
+#include "worker/engine/step_cost.h"
 #include "worker/model/kv_cache.h"
 
 namespace millrace {
@@ -33,9 +35,10 @@ class InProcessCluster::Sink final : public ReportSink {
   std::optional<std::vector<worker::v1::CachedBlocks>> cached_;  // guarded by the mailbox's mutex
 };
 
-SchedulerOptions InProcessCluster::Options(int lease_tokens_ahead) {
+SchedulerOptions InProcessCluster::Options(int lease_tokens_ahead, bool speculation) {
   SchedulerOptions options;
   options.lease_tokens_ahead = lease_tokens_ahead;
+  options.speculation = speculation;
   options.hash_key[0] = 0x243f6a8885a308d3;
   options.hash_key[1] = 0x13198a2e03707344;
   return options;
@@ -88,9 +91,18 @@ void InProcessCluster::AddWorker(const WorkerShape& shape) {
                    (*runner)->draft_model()};
   engine.step_cost = cost;
   engine.step_target_us = shape.step_target_us;
-  // As if drafting were cheap, so that there is much of it.
+  measured_ = shape.measured;
+  if (measured_) {
+    cost = engine.step_cost = MeasureStepCost(**runner, engine.limits);
+    const auto drafters = MeasureDrafters(**runner, engine.limits);
+    ready.mutable_drafters()->Assign(drafters.begin(), drafters.end());
+    PassTime();
+  }
+  // Otherwise as if drafting were cheap, so that there is much of it.
   for (const auto method : {worker::v1::DRAFT_METHOD_LOOKUP, worker::v1::DRAFT_METHOD_MODEL}) {
-    if (method == worker::v1::DRAFT_METHOD_MODEL && engine.limits.draft_model == DraftModel::kNone) continue;
+    if (measured_ || (method == worker::v1::DRAFT_METHOD_MODEL && engine.limits.draft_model == DraftModel::kNone)) {
+      continue;
+    }
     worker::v1::Drafter& drafter = *ready.add_drafters();
     drafter.set_method(method);
     drafter.set_max_length(kMaxDrafts);
@@ -105,6 +117,11 @@ void InProcessCluster::AddWorker(const WorkerShape& shape) {
   worker.id = *id;
   worker.ready = ready;
   workers_.push_back(std::move(worker));
+}
+
+void InProcessCluster::PassTime() {
+  const auto since = std::chrono::steady_clock::now().time_since_epoch();
+  now_ = measured_ ? std::chrono::duration_cast<std::chrono::microseconds>(since).count() : now_ + 1000;
 }
 
 void InProcessCluster::LoseWorker(size_t index) {
@@ -149,6 +166,7 @@ std::vector<Output> InProcessCluster::Run(std::vector<std::vector<SequenceSpec>>
       outputs.emplace_back();
     }
   };
+  PassTime();
   submit();
   PostEdits();
   for (int num_reports = 0; next_group < groups.size() || ended < outputs.size();) {
@@ -161,7 +179,7 @@ std::vector<Output> InProcessCluster::Run(std::vector<std::vector<SequenceSpec>>
     }
     const auto worker = std::ranges::find_if(workers_, [&](const Worker& w) { return w.sink.get() == mail.first; });
     if (worker == workers_.end()) continue;  // of a lost worker
-    now_ += 1000;
+    PassTime();
     for (const auto& row : mail.second.rows()) {
       num_drafted_ += row.num_drafted();
       num_right_ += std::max(0, row.token_ids_size() - 1);

@@ -1,5 +1,6 @@
 // The router's core and workers' engines in one process, without gRPC: what the wire carries is handed over directly.
-// The test's thread plays the router; each engine has its own. Virtual time: a millisecond per report.
+// The test's thread plays the router; each engine has its own. Virtual time, a millisecond per report, or the clock's
+// where a worker's costs are measured.
 #pragma once
 
 #include <deque>
@@ -23,6 +24,7 @@ struct WorkerShape {
   double step_target_us = 45'000;
   std::filesystem::path draft_model = {};
   int draft_layers = 0;
+  bool measured = false;  // its costs, instead of given ones
 };
 
 struct Output {
@@ -34,9 +36,10 @@ struct Output {
 
 class InProcessCluster {
  public:
-  explicit InProcessCluster(const std::filesystem::path& model_dir, int lease_tokens_ahead = 64)
+  explicit InProcessCluster(const std::filesystem::path& model_dir, int lease_tokens_ahead = 64,
+                            bool speculation = true)
       : model_dir_(model_dir),
-        options_(Options(lease_tokens_ahead)),
+        options_(Options(lease_tokens_ahead, speculation)),
         scheduler_(std::make_unique<Scheduler>(options_)) {}
 
   void AddWorker(const WorkerShape& shape);
@@ -75,7 +78,8 @@ class InProcessCluster {
     std::shared_ptr<Sink> sink;  // null: lost
   };
 
-  static SchedulerOptions Options(int lease_tokens_ahead);
+  static SchedulerOptions Options(int lease_tokens_ahead, bool speculation);
+  void PassTime();
   void PostEdits();
 
   std::filesystem::path model_dir_;
@@ -84,6 +88,7 @@ class InProcessCluster {
   Mailbox mailbox_;
   std::vector<Worker> workers_;  // after the mailbox: their threads write to it
   Time now_ = 0;
+  bool measured_ = false;
   int64_t num_drafted_ = 0, num_right_ = 0;
   std::function<void(worker::v1::Edit*)> editor_;
 };
