@@ -94,6 +94,23 @@ __device__ __forceinline__ void CopyBoxToAll(uint32_t to, const CUtensorMap* map
       "l"(map), "r"(column), "r"(row), "r"(barrier), "h"(blocks), "l"(policy)
       : "memory");
 }
+// The same of a map of four dimensions, from (column, 0, 0, group) on.
+__device__ __forceinline__ void CopyGroups(uint32_t to, const CUtensorMap* map, int column, int group, uint32_t barrier,
+                                           uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%2, %3, "
+      "%3, %4}], [%5], %6;" ::"r"(to),
+      "l"(map), "r"(column), "r"(0), "r"(group), "r"(barrier), "l"(policy)
+      : "memory");
+}
+__device__ __forceinline__ void CopyGroupsToAll(uint32_t to, const CUtensorMap* map, int column, int group,
+                                                uint32_t barrier, uint16_t blocks, uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster.L2::cache_hint "
+      "[%0], [%1, {%2, %3, %3, %4}], [%5], %6, %7;" ::"r"(to),
+      "l"(map), "r"(column), "r"(0), "r"(group), "r"(barrier), "h"(blocks), "l"(policy)
+      : "memory");
+}
 
 // --- wgmma
 // ----------------------------------------------------------------------------------------------------------------

@@ -53,7 +53,13 @@ void NormGateUp(Mat<bf16> out, const NormedInput<bf16>& x, PackedWeight gate_up,
     return NormGateUpResident({nullptr, gate_up.data, nullptr, out.data, out.rows, gate_up.out, gate_up.in}, ArgsOf(x),
                               stream);
   }
-  NormLinear(products, x, gate_up, {}, stream);
+  Normalise(x, stream);
+  const LinearArgs args{x.rows.data, gate_up.data, nullptr, out.data, out.rows, gate_up.out, gate_up.in};
+  if (!HasFewRows(args) && args.n % 16 == 0 && InPacks(args.x, args.k) && InPacks(args.w, args.k) &&
+      InPacks(out.data, out.cols)) {
+    return LinearGated(args, stream);
+  }
+  Linear(products, x.rows, gate_up, {}, stream);
   SiluMul(out, products, stream);
 }
 void Linear(Mat<bf16> y, Mat<const bf16> x, PackedWeight w, Vec<const float> bias, Stream& stream) {

@@ -122,6 +122,9 @@ template <class Y>
 void LinearFewRows(const LinearArgs& args, Stream& stream);
 template <class Y>
 void LinearManyRows(const LinearArgs& args, Stream& stream);
+// More than a few rows: y [m, n / 2] = SiluMul of the product, in bf16; n a multiple of 16, and the rows of y start at
+// multiples of 16 bytes too.
+void LinearGated(const LinearArgs& args, Stream& stream);
 // Any rows, and any alignment.
 template <class Y>
 void LinearUnaligned(const LinearArgs& args, Stream& stream);

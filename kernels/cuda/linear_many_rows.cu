@@ -31,14 +31,18 @@ constexpr uint32_t kTokenTilesAtOnce = 16;  // that pass over a column of weight
 // A block's tile is 64 outputs for each of `groups` warpgroups by `tokens` rows of x. A cluster is `split` parts of K
 // (1: a block walks all four segments) by `share` tiles of outputs, which bring x together, by `token_share` tiles of
 // x, which bring weights together.
-template <int tokens, int groups, int split, int share, int token_share, int per_sm, int kib>
+template <int tokens, int groups, int split, int share, int token_share, int per_sm, int kib, bool gated = false>
 struct Shape {
   static constexpr int kTokens = tokens, kSplit = split, kShare = share, kTokenShare = token_share, kPerSm = per_sm;
   static constexpr int kOutputs = 64 * groups, kPeers = share * token_share, kCluster = split * kPeers;
   static constexpr int kHere = kSegments / split;  // segments that a block walks
+  static constexpr bool kGated = gated;            // eight gates, eight that they gate, and so on: half become outputs
+  static constexpr int kOwn = gated ? kOutputs / 2 : kOutputs, kGroupOwn = kOwn / groups;
+  static_assert(!gated || split == 1);
   static constexpr int kConsumers = groups * kWarpgroup;
   // Sums and totals need more registers than an equal share: a whole warpgroup brings, and gives its own away.
-  static constexpr bool kReshared = split < kSegments && tokens >= 128 && groups == 2;
+  static constexpr int kRegisters = split == kSegments || tokens * groups < 256 ? 0 : groups == 2 ? 240 : 160;
+  static constexpr bool kReshared = kRegisters > 0;
   static_assert(!kReshared || per_sm == 1);
   static constexpr int kThreads = kConsumers + (kReshared ? kWarpgroup : kWarp);
   static constexpr int kWeightBytes = kOutputs * kTileBytes, kStageBytes = kWeightBytes + tokens * kTileBytes;
@@ -116,7 +120,12 @@ __global__ void __cluster_dims__(S::kCluster, 1, 1) __launch_bounds__(S::kThread
     const int column = tile * kTileK;
     const int row = (unit.output_group * S::kShare + static_cast<int>(peer)) * S::kOutputs;
     ArriveExpecting(barrier, S::kStageBytes);
-    if constexpr (S::kTokenShare == 1) {
+    if constexpr (S::kGated && S::kTokenShare == 1) {
+      CopyGroups(to, &w_map, column, row / 16, barrier, w_policy);
+    } else if constexpr (S::kGated) {
+      CopyGroupsToAll(to + token_peer * kPart * kTileBytes, &w_map, column,
+                      (row + static_cast<int>(token_peer) * kPart) / 16, barrier, w_sharers, w_policy);
+    } else if constexpr (S::kTokenShare == 1) {
       CopyBox(to, &w_map, column, row, barrier, w_policy);
     } else {
       CopyBoxToAll(to + token_peer * kPart * kTileBytes, &w_map, column, row + static_cast<int>(token_peer) * kPart,
@@ -195,7 +204,7 @@ __global__ void __cluster_dims__(S::kCluster, 1, 1) __launch_bounds__(S::kThread
       }
     }
   } else {
-    if constexpr (S::kReshared) asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
+    if constexpr (S::kReshared) asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(S::kRegisters));
     const int group = warp / 4;
     // Only stages that will be filled again are given back: no one arrives at a block that may have ended.
     int refills =
@@ -214,32 +223,51 @@ __global__ void __cluster_dims__(S::kCluster, 1, 1) __launch_bounds__(S::kThread
         }
       }
     };
-    float sum[S::kTokens / 2];
+    float sum[S::kTokens / 2], total[S::kHere > 1 ? S::kTokens / 2 : 1];
+    TileStore<S, Y> store(args, &y_map, plan.in_boxes, staging + static_cast<uint32_t>(group * kWarpgroupStaging),
+                          group);
+    int before = 0;  // the stage that the tensor cores are done with next
+    const auto multiply = [&](bool begins) {
+      WaitBarrier(full + static_cast<uint32_t>(stage * 8), phase);
+      const uint32_t a = ring + static_cast<uint32_t>(stage * S::kStageBytes + group * 64 * kTileBytes);
+      const uint32_t b = ring + static_cast<uint32_t>(stage * S::kStageBytes + S::kWeightBytes);
+      FenceWarpgroup();
+#pragma unroll
+      for (int step = 0; step < kTileK / 16; ++step) {
+        const uint32_t offset = static_cast<uint32_t>(step * 32);
+        MultiplyWarpgroup(sum, Descriptor(a + offset), Descriptor(b + offset), !begins || step != 0 ? 1 : 0);
+      }
+      CommitWarpgroup();
+    };
+    const auto retire = [&](bool begins) {
+      WaitWarpgroup<1>();
+      if (!begins) release(before);
+      before = stage;
+      advance();
+    };
     for (uint32_t at = first_unit; at < plan.units; at += clusters) {
       const Unit unit(at, plan);
       const int first_token = (unit.token_group * S::kTokenShare + static_cast<int>(token_peer)) * S::kTokens;
-      const int first_output = (unit.output_group * S::kShare + static_cast<int>(peer)) * S::kOutputs;
-      float total[S::kHere > 1 ? S::kTokens / 2 : 1] = {};
+      const int first_output = (unit.output_group * S::kShare + static_cast<int>(peer)) * S::kOwn;
 #pragma unroll
       for (int i = 0; i < S::kTokens / 2; ++i) sum[i] = 0;
       for (int begin = first_tile; begin < end_tile; begin += per_segment) {
         const int end = min(begin + per_segment, end_tile);
-        int before = 0;
-        for (int tile = begin; tile < end; ++tile) {
-          WaitBarrier(full + static_cast<uint32_t>(stage * 8), phase);
-          const uint32_t a = ring + static_cast<uint32_t>(stage * S::kStageBytes + group * 64 * kTileBytes);
-          const uint32_t b = ring + static_cast<uint32_t>(stage * S::kStageBytes + S::kWeightBytes);
-          FenceWarpgroup();
+        int tile = begin;
+        if constexpr (S::kSplit == 1) {
+          if (begin == first_tile && at != first_unit) {  // the tile before leaves meanwhile
 #pragma unroll
-          for (int step = 0; step < kTileK / 16; ++step) {
-            const uint32_t offset = static_cast<uint32_t>(step * 32);
-            MultiplyWarpgroup(sum, Descriptor(a + offset), Descriptor(b + offset), tile != begin || step != 0 ? 1 : 0);
+            for (int chunk = 0; chunk < store.kChunks; ++chunk) {
+              if (tile < end) multiply(tile == begin);
+              store.Chunk(total, chunk);
+              if (tile < end) retire(tile == begin);
+              ++tile;
+            }
           }
-          CommitWarpgroup();
-          WaitWarpgroup<1>();
-          if (tile != begin) release(before);
-          before = stage;
-          advance();
+        }
+        for (; tile < end; ++tile) {
+          multiply(tile == begin);
+          retire(tile == begin);
         }
         WaitWarpgroup<0>();
         Reread(sum);
@@ -257,8 +285,7 @@ __global__ void __cluster_dims__(S::kCluster, 1, 1) __launch_bounds__(S::kThread
         }
       }
       if constexpr (S::kSplit == 1) {
-        StoreTile<S, Y>(args, &y_map, plan.in_boxes, total, staging + static_cast<uint32_t>(group * kWarpgroupStaging),
-                        group, first_token, first_output + group * 64);
+        store.Begin(first_token, first_output + group * S::kGroupOwn);
       } else {
         const uint32_t first_block = rank - part;
         if (plan.exchange == 0) {  // every ring of the split is idle
@@ -276,8 +303,10 @@ __global__ void __cluster_dims__(S::kCluster, 1, 1) __launch_bounds__(S::kThread
                         first_output);
       }
     }
-    if constexpr (S::kSplit == 1) {  // shared memory is the block's until it is read
-      if (threadIdx.x % kWarpgroup == 0) AwaitStores();
+    if constexpr (S::kSplit == 1) {
+#pragma unroll
+      for (int chunk = 0; chunk < store.kChunks; ++chunk) store.Chunk(total, chunk);
+      if (threadIdx.x % kWarpgroup == 0) AwaitStores();  // shared memory is the block's until it is read
     }
   }
 }
@@ -285,9 +314,11 @@ __global__ void __cluster_dims__(S::kCluster, 1, 1) __launch_bounds__(S::kThread
 // --- Launchers
 // -----------------------------------------------------------------------------------------------------------
 
-// The copy engine's view of a matrix whose rows start at multiples of 16 bytes: boxes of 128 bytes by `box_rows`.
-template <class T>
-CUtensorMap MapOf(const T* matrix, int64_t rows, int64_t cols, int box_rows) {
+// The copy engine's view of a matrix: `sizes` and `box` in elements, `pitches` in bytes, of which the box's first line
+// has `line`.
+template <int kRank, class T>
+CUtensorMap Encode(const T* matrix, const cuuint64_t (&sizes)[kRank], const cuuint64_t (&pitches)[kRank - 1],
+                   const cuuint32_t (&box)[kRank]) {
   static const auto encode = [] {
     void* function = nullptr;
     cudaDriverEntryPointQueryResult found;
@@ -295,16 +326,33 @@ CUtensorMap MapOf(const T* matrix, int64_t rows, int64_t cols, int box_rows) {
               "cuTensorMapEncodeTiled");
     return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(function);
   }();
+  cuuint32_t steps[kRank];
+  std::fill_n(steps, kRank, 1u);
   CUtensorMap map;
-  const cuuint64_t sizes[2] = {static_cast<cuuint64_t>(cols), static_cast<cuuint64_t>(rows)};
-  const cuuint64_t pitch[1] = {static_cast<cuuint64_t>(cols) * sizeof(T)};
-  const cuuint32_t box[2] = {kTileBytes / sizeof(T), static_cast<cuuint32_t>(box_rows)}, steps[2] = {1, 1};
   const CUresult result =
-      encode(&map, sizeof(T) == 2 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 2,
-             const_cast<std::remove_const_t<T>*>(matrix), sizes, pitch, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-             CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+      encode(&map, sizeof(T) == 2 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT32, kRank,
+             const_cast<std::remove_const_t<T>*>(matrix), sizes, pitches, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+             box[0] * sizeof(T) == kTileBytes ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
+             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   CheckCuda(result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue, "cuTensorMapEncodeTiled");
   return map;
+}
+
+// Of a matrix whose rows start at multiples of 16 bytes: boxes of `box_bytes` by `box_rows`.
+template <class T>
+CUtensorMap MapOf(const T* matrix, int64_t rows, int64_t cols, int box_rows, int box_bytes = kTileBytes) {
+  return Encode<2>(
+      matrix, {static_cast<cuuint64_t>(cols), static_cast<cuuint64_t>(rows)},
+      {static_cast<cuuint64_t>(cols) * sizeof(T)},
+      {static_cast<cuuint32_t>(box_bytes) / static_cast<cuuint32_t>(sizeof(T)), static_cast<cuuint32_t>(box_rows)});
+}
+
+// Of weights whose halves are gates and what they gate: eight rows of one half, the same eight of the other, and so on.
+CUtensorMap MapOfGated(const bf16* weights, int64_t rows, int64_t cols, int box_rows) {
+  const auto pitch = static_cast<cuuint64_t>(cols) * sizeof(bf16);
+  return Encode<4>(weights, {static_cast<cuuint64_t>(cols), 8, 2, static_cast<cuuint64_t>(rows) / 16},
+                   {pitch, pitch * static_cast<cuuint64_t>(rows) / 2, pitch * 8},
+                   {kTileK, 8, 2, static_cast<cuuint32_t>(box_rows) / 16});
 }
 
 template <class S>
@@ -354,13 +402,16 @@ void LaunchShape(const LinearArgs& args, Stream& stream) {
   plan.units = UnitsOf<S>(args);
   const uint32_t clusters = S::kSplit == 1 ? std::min(plan.units, ClustersTogether<S, Y>(stream)) : plan.units;
   const Y* const y = static_cast<const Y*>(args.y);
-  plan.in_boxes = S::kSplit == 1 && InPacks(y, args.n);
+  const int64_t y_cols = S::kGated ? args.n / 2 : args.n;
+  plan.in_boxes = S::kSplit == 1 && InPacks(y, y_cols);
+  constexpr int kWeightBox = S::kOutputs / S::kTokenShare;
+  constexpr int kOutBytes = S::kGated ? S::kGroupOwn * static_cast<int>(sizeof(Y)) : kTileBytes;
   PreferSharedMemory(ManyRowsKernel<S, Y>);
   Launch(stream, ManyRowsKernel<S, Y>, Grid(clusters * S::kCluster), S::kThreads,
          static_cast<size_t>(plan.stages * S::kStageBytes + plan.exchange + S::kOtherBytes),
-         MapOf(args.w, args.n, args.k, S::kOutputs / S::kTokenShare),
+         S::kGated ? MapOfGated(args.w, args.n, args.k, kWeightBox) : MapOf(args.w, args.n, args.k, kWeightBox),
          MapOf(args.x, args.m, args.k, S::kTokens / S::kShare),
-         plan.in_boxes ? MapOf(y, args.m, args.n, kRowsInBox<S, Y>) : CUtensorMap{}, args, plan);
+         plan.in_boxes ? MapOf(y, args.m, y_cols, kRowsInBox<S, Y>, kOutBytes) : CUtensorMap{}, args, plan);
 }
 
 // All at once: no cluster waits for another to end.
@@ -376,42 +427,56 @@ int64_t Rounds(const LinearArgs& args, int tokens, int64_t sms) {
   return DivideUp(DivideUp(args.n, 256) * DivideUp(args.m, tokens), sms / 2) * tokens;
 }
 
-}  // namespace
-
 // As measured. What bounds the narrow products is latency, then what the second-level cache delivers: all of a block's
 // part of K in flight at once is worth more than blocks of the next call beside it, one round more than full ones, and
-// splits of K, whose sums cost the cluster's slow exchange, only pay where outputs are few.
-template <class Y>
-void LinearManyRows(const LinearArgs& args, Stream& stream) {
+// splits of K, whose sums cost the cluster's slow exchange, only pay where outputs are few. What is gated is not split.
+template <class Y, bool gated>
+void Choose(const LinearArgs& args, Stream& stream) {
   const bool wide = args.n > 32768, short_k = args.k <= 1024;
   if (args.m <= 32) {
-    if (LaunchIfOneRound<Shape<32, 1, 4, 1, 1, 1, 226>, Y>(args, stream)) return;
-    if (args.n <= 4096) return LaunchShape<Shape<32, 1, 4, 1, 1, 3, 74>, Y>(args, stream);
-    if (wide) return LaunchShape<Shape<32, 2, 1, 1, 1, 1, 113>, Y>(args, stream);
-    if (short_k) return LaunchShape<Shape<32, 1, 1, 2, 1, 2, 113>, Y>(args, stream);
-    return LaunchShape<Shape<32, 2, 4, 1, 1, 2, 113>, Y>(args, stream);
+    if constexpr (!gated) {
+      if (LaunchIfOneRound<Shape<32, 1, 4, 1, 1, 1, 226>, Y>(args, stream)) return;
+      if (args.n <= 4096) return LaunchShape<Shape<32, 1, 4, 1, 1, 3, 74>, Y>(args, stream);
+      if (!wide && !short_k) return LaunchShape<Shape<32, 2, 4, 1, 1, 2, 113>, Y>(args, stream);
+    }
+    if (wide) return LaunchShape<Shape<32, 2, 1, 1, 1, 1, 113, gated>, Y>(args, stream);
+    return LaunchShape<Shape<32, 1, 1, 2, 1, 2, 113, gated>, Y>(args, stream);
   }
   if (args.m <= 64) {
-    if (LaunchIfOneRound<Shape<64, 1, 4, 1, 1, 1, 226>, Y>(args, stream)) return;
-    if (args.n <= 4096 && !short_k) return LaunchShape<Shape<64, 1, 2, 1, 1, 1, 226>, Y>(args, stream);
-    if (LaunchIfOneRound<Shape<64, 1, 1, 4, 1, 1, 226>, Y>(args, stream)) return;
-    if (!wide) return LaunchShape<Shape<64, 1, 1, 2, 1, 1, 226>, Y>(args, stream);
-    return LaunchShape<Shape<64, 2, 1, 2, 1, 1, 226>, Y>(args, stream);
+    if constexpr (!gated) {
+      if (LaunchIfOneRound<Shape<64, 1, 4, 1, 1, 1, 226>, Y>(args, stream)) return;
+      if (args.n <= 4096 && !short_k) return LaunchShape<Shape<64, 1, 2, 1, 1, 1, 226>, Y>(args, stream);
+    }
+    if (LaunchIfOneRound<Shape<64, 1, 1, 4, 1, 1, 226, gated>, Y>(args, stream)) return;
+    if (!wide) return LaunchShape<Shape<64, 1, 1, 2, 1, 1, 226, gated>, Y>(args, stream);
+    return LaunchShape<Shape<64, 2, 1, 2, 1, 1, 226, gated>, Y>(args, stream);
   }
   if (args.m <= 128) {
-    if (LaunchIfOneRound<Shape<128, 1, 4, 2, 1, 1, 226>, Y>(args, stream)) return;
-    if (!wide) return LaunchShape<Shape<128, 1, 1, 2, 1, 1, 226>, Y>(args, stream);
+    if constexpr (!gated) {
+      if (LaunchIfOneRound<Shape<128, 1, 4, 2, 1, 1, 226>, Y>(args, stream)) return;
+    }
+    if (!wide) return LaunchShape<Shape<128, 1, 1, 2, 1, 1, 226, gated>, Y>(args, stream);
   } else {
-    if (args.m <= 256 && LaunchIfOneRound<Shape<64, 1, 4, 2, 1, 3, 74>, Y>(args, stream)) return;
-    if (LaunchIfOneRound<Shape<128, 1, 1, 2, 1, 1, 226>, Y>(args, stream)) return;
-    if (LaunchIfOneRound<Shape<128, 2, 1, 2, 2, 1, 226>, Y>(args, stream)) return;
+    if constexpr (!gated) {
+      if (args.m <= 256 && LaunchIfOneRound<Shape<64, 1, 4, 2, 1, 3, 74>, Y>(args, stream)) return;
+    }
+    if (LaunchIfOneRound<Shape<128, 1, 1, 2, 1, 1, 226, gated>, Y>(args, stream)) return;
+    if (LaunchIfOneRound<Shape<128, 2, 1, 2, 2, 1, 226, gated>, Y>(args, stream)) return;
     const int64_t sms = StateOf(stream).num_sms;  // the wider tile is 3 % better where rounds are equal
     if (args.m > 256 && 97 * Rounds(args, 192, sms) < 100 * Rounds(args, 128, sms)) {
-      return LaunchShape<Shape<192, 2, 1, 2, 1, 1, 226>, Y>(args, stream);
+      return LaunchShape<Shape<192, 2, 1, 2, 1, 1, 226, gated>, Y>(args, stream);
     }
   }
-  LaunchShape<Shape<128, 2, 1, 2, 1, 1, 226>, Y>(args, stream);
+  LaunchShape<Shape<128, 2, 1, 2, 1, 1, 226, gated>, Y>(args, stream);
 }
+
+}  // namespace
+
+template <class Y>
+void LinearManyRows(const LinearArgs& args, Stream& stream) {
+  Choose<Y, false>(args, stream);
+}
+void LinearGated(const LinearArgs& args, Stream& stream) { Choose<bf16, true>(args, stream); }
 
 // --- Instantiations
 // ------------------------------------------------------------------------------------------------------

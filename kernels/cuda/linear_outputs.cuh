@@ -57,26 +57,56 @@ __device__ __forceinline__ float BiasAt(const LinearArgs& args, int64_t n) {
 template <class S, class Y>
 constexpr int kRowsInBox = std::min(S::kTokens, kWarpgroupStaging / 64 / static_cast<int>(sizeof(Y)));
 
+// The places of 16 bytes in a row of 64 are permuted as in Swizzled, two rows alike.
+__device__ __forceinline__ uint32_t SwizzledHalf(uint32_t base, int r, int c) {
+  return base + static_cast<uint32_t>(r * 64 + ((c ^ (r >> 1 & 3)) << 4));
+}
+
+// Of bf16 sums, as SiluMul has them.
+__device__ __forceinline__ float Gated(float gate, float up) {
+  return SiluMul(ToFloat(Round(gate)), ToFloat(Round(up)));
+}
+
 // One tile's way out: a warpgroup lays some rows of x at a time out in its staging, as boxes in the 128-byte swizzle,
-// and one thread has them stored.
+// and one thread has them stored. The chunks may be stored while the next tile is multiplied.
 template <class S, class Y>
-__device__ __forceinline__ void StoreTile(const LinearArgs& args, const CUtensorMap* y_map, bool in_boxes,
-                                          const float (&total)[S::kTokens / 2], uint32_t staging, int group,
-                                          int first_token, int first_output) {
-  constexpr int kBox = kTileBytes / static_cast<int>(sizeof(Y));  // outputs
-  constexpr int kRows = kRowsInBox<S, Y>;
-  const int thread = static_cast<int>(threadIdx.x) % kWarpgroup, warp = thread / kWarp, lane = thread % kWarp;
-  const float bias[2] = {BiasAt(args, first_output + warp * 16 + lane / 4),
-                         BiasAt(args, first_output + warp * 16 + lane / 4 + 8)};
-#pragma unroll
-  for (int chunk = 0; chunk < S::kTokens; chunk += kRows) {
-    if (first_token + chunk >= args.m) break;
+struct TileStore {
+  static constexpr int kBox = S::kGated ? S::kGroupOwn : kTileBytes / static_cast<int>(sizeof(Y));  // outputs
+  static constexpr int kRows = kRowsInBox<S, Y>, kChunks = S::kTokens / kRows;
+  static_assert(S::kTokens % kRows == 0);
+
+  const LinearArgs& args;
+  const CUtensorMap* map;
+  bool in_boxes;
+  uint32_t staging;
+  int group, first_token = 0, first_output = 0;
+
+  __device__ __forceinline__ TileStore(const LinearArgs& arguments, const CUtensorMap* y_map, bool boxes, uint32_t at,
+                                       int warpgroup)
+      : args(arguments), map(y_map), in_boxes(boxes), staging(at), group(warpgroup) {}
+
+  __device__ __forceinline__ void Begin(int token, int output) {
+    first_token = token;
+    first_output = output;
+  }
+
+  __device__ __forceinline__ void Chunk(const float (&total)[S::kTokens / 2], int chunk) {
+    const int thread = static_cast<int>(threadIdx.x) % kWarpgroup, warp = thread / kWarp, lane = thread % kWarp;
+    const int token = first_token + chunk * kRows;
+    if (token >= args.m) return;
+    const float bias[2] = {BiasAt(args, first_output + warp * 16 + lane / 4),
+                           BiasAt(args, first_output + warp * 16 + lane / 4 + 8)};
     if (thread == 0) AwaitStores();
     SyncWarpgroup(1 + group);
 #pragma unroll
-    for (int j = 0; j < kRows / 8; j += sizeof(Y) == 2 ? 2 : 1) {
-      const float* const c = total + (chunk / 8 + j) * 4;
-      if constexpr (sizeof(Y) == 2) {
+    for (int j = 0; j < kRows / 8; j += S::kGated ? 4 : sizeof(Y) == 2 ? 2 : 1) {
+      const float* const c = total + (chunk * kRows / 8 + j) * 4;
+      if constexpr (S::kGated) {
+        const auto pair = [c](int i) {
+          return PackPair(Gated(c[4 * i], c[4 * i + 2]), Gated(c[4 * i + 1], c[4 * i + 3]));
+        };
+        StoreTransposed(SwizzledHalf(staging, j * 8 + lane, warp), pair(0), pair(1), pair(2), pair(3));
+      } else if constexpr (sizeof(Y) == 2) {
         const uint32_t at = Swizzled(staging, lane / 16 * 8 + lane % 8, warp * 2 + lane / 8 % 2);
         StoreTransposed(at + static_cast<uint32_t>(j * 8 * kTileBytes), PackPair(c[0] + bias[0], c[1] + bias[0]),
                         PackPair(c[2] + bias[1], c[3] + bias[1]), PackPair(c[4] + bias[0], c[5] + bias[0]),
@@ -94,12 +124,11 @@ __device__ __forceinline__ void StoreTile(const LinearArgs& args, const CUtensor
     }
     FenceStores();
     SyncWarpgroup(1 + group);
-    if (in_boxes) {
+    if (S::kGated || in_boxes) {
       if (thread == 0) {
 #pragma unroll
-        for (int box = 0; box < 64 / kBox; ++box) {
-          StoreBox(y_map, first_output + box * kBox, first_token + chunk,
-                   staging + static_cast<uint32_t>(box * kRows * kTileBytes));
+        for (int box = 0; box < S::kGroupOwn / kBox; ++box) {
+          StoreBox(map, first_output + box * kBox, token, staging + static_cast<uint32_t>(box * kRows * kTileBytes));
         }
         CommitStores();
       }
@@ -110,13 +139,13 @@ __device__ __forceinline__ void StoreTile(const LinearArgs& args, const CUtensor
         const uint32_t at = Swizzled(staging + static_cast<uint32_t>(output / kBox * kRows * kTileBytes), row,
                                      output % kBox * static_cast<int>(sizeof(Y)) / 16) +
                             static_cast<uint32_t>(output * static_cast<int>(sizeof(Y)) % 16);
-        if (first_token + chunk + row >= args.m || first_output + output >= args.n) continue;
-        static_cast<Y*>(args.y)[(first_token + chunk + row) * args.n + first_output + output] =
+        if (token + row >= args.m || first_output + output >= args.n) continue;
+        static_cast<Y*>(args.y)[(token + row) * args.n + first_output + output] =
             *static_cast<const Y*>(__cvta_shared_to_generic(at));
       }
     }
   }
-}
+};
 
 // --- Pieces
 // ---------------------------------------------------------------------------------------------------------------
