@@ -422,9 +422,13 @@ bool LaunchIfOneRound(const LinearArgs& args, Stream& stream) {
   return true;
 }
 
-// Rounds of a GPU full of pairs of blocks, in rows of x: what a call with many rows costs.
-int64_t Rounds(const LinearArgs& args, int tokens, int64_t sms) {
-  return DivideUp(DivideUp(args.n, 256) * DivideUp(args.m, tokens), sms / 2) * tokens;
+// What a call with many rows costs with tiles of S, in tiles of 64 x 128 that a block multiplies in turn. Blocks of two
+// warpgroups and 128 rows of x need more of shared memory's bandwidth than it has.
+template <class S>
+double Cost(const LinearArgs& args, int64_t sms) {
+  const int64_t rounds = DivideUp(int64_t{UnitsOf<S>(args)}, sms / S::kCluster);
+  const double each = static_cast<double>(S::kOutputs * S::kTokens) / (64 * 128);
+  return static_cast<double>(rounds) * each * (S::kOutputs * S::kTokens < 192 * 128 ? 1.13 : 1.0);
 }
 
 // As measured. What bounds the narrow products is latency, then what the second-level cache delivers: all of a block's
@@ -462,12 +466,15 @@ void Choose(const LinearArgs& args, Stream& stream) {
     }
     if (LaunchIfOneRound<Shape<128, 1, 1, 2, 1, 1, 226, gated>, Y>(args, stream)) return;
     if (LaunchIfOneRound<Shape<128, 2, 1, 2, 2, 1, 226, gated>, Y>(args, stream)) return;
-    const int64_t sms = StateOf(stream).num_sms;  // the wider tile is 3 % better where rounds are equal
-    if (args.m > 256 && 97 * Rounds(args, 192, sms) < 100 * Rounds(args, 128, sms)) {
-      return LaunchShape<Shape<192, 2, 1, 2, 1, 1, 226, gated>, Y>(args, stream);
-    }
   }
-  LaunchShape<Shape<128, 2, 1, 2, 1, 1, 226, gated>, Y>(args, stream);
+  using Square = Shape<128, 2, 1, 2, 1, 1, 226, gated>;
+  using Wide = Shape<192, 2, 1, 2, 1, 1, 226, gated>;
+  using High = Shape<128, 3, 1, 1, 2, 1, 226, gated>;
+  const int64_t sms = StateOf(stream).num_sms;
+  const double square = Cost<Square>(args, sms), across = Cost<Wide>(args, sms), high = Cost<High>(args, sms);
+  if (args.m <= 128 || square < std::min(across, high)) return LaunchShape<Square, Y>(args, stream);
+  if (args.m > 256 && across <= high) return LaunchShape<Wide, Y>(args, stream);
+  LaunchShape<High, Y>(args, stream);
 }
 
 }  // namespace

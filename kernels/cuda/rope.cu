@@ -26,7 +26,7 @@ struct RopeArgs {
   RopeTable rope;
   const int32_t* positions;
   const int32_t* slots;
-  int64_t units;  // rows times (q heads + kv heads)
+  uint32_t units;  // rows times (q heads + kv heads)
   int heads;
 };
 
@@ -100,9 +100,9 @@ __global__ void __launch_bounds__(256) RopeAppendKernel(RopeArgs args) {
   AwaitInputs();
   const int dim = args.kv.head_dim, half = dim / 2, kv_heads = args.kv.num_kv_heads;
   const int per_row = args.heads + kv_heads;
-  const int64_t unit = (int64_t{blockIdx.x} * blockDim.x + threadIdx.x) / kLanes;
-  const int64_t t = min(unit, args.units - 1) / per_row;
-  const int head = static_cast<int>(min(unit, args.units - 1) - t * per_row),
+  const uint32_t unit = (blockIdx.x * blockDim.x + threadIdx.x) / kLanes, own = min(unit, args.units - 1);
+  const int64_t t = own / static_cast<uint32_t>(per_row);  // of 32 bits: a division of 64 takes as long as all else
+  const int head = static_cast<int>(own % static_cast<uint32_t>(per_row)),
             i = static_cast<int>(threadIdx.x) % kLanes * kPairs;
   const bool is_q = head < args.heads, present = unit < args.units && i < half;
   const int64_t position = args.positions[t], slot = args.slots[t];
@@ -144,8 +144,8 @@ __global__ void __launch_bounds__(256) RopeAppendKernel(RopeArgs args) {
     }
   }
   Rotate(a, b, cos, sin);
-  const bool own = MakeFinite(value_a) | MakeFinite(value_b);
-  const bool poison = GroupReduce<kLanes>(own ? 1 : 0, [](int p, int q) { return p | q; }) != 0;
+  const bool found = MakeFinite(value_a) | MakeFinite(value_b);
+  const bool poison = GroupReduce<kLanes>(found ? 1 : 0, [](int p, int q) { return p | q; }) != 0;
   if (!present) return;
   if (is_q) {
     StoreFour(x + i, a);
@@ -171,8 +171,10 @@ __global__ void __launch_bounds__(256) RopeAppendKernel(RopeArgs args) {
 template <int kLanes>
 void LaunchRope(const RopeArgs& args, Stream& stream) {
   // Few rows are spread over the processors.
-  const int threads = args.units * kLanes <= 128 * 132 ? 64 : 256;
-  Launch(stream, RopeAppendKernel<kLanes>, Grid(DivideUp(args.units * kLanes, threads)), threads, 0, args);
+  const int64_t lanes = int64_t{args.units} * kLanes;
+  MILLRACE_CHECK(lanes <= int64_t{1} << 31, "lanes are counted in 32 bits", lanes);
+  const int threads = lanes <= 128 * 132 ? 64 : 256;
+  Launch(stream, RopeAppendKernel<kLanes>, Grid(DivideUp(lanes, threads)), threads, 0, args);
 }
 
 }  // namespace
@@ -190,7 +192,7 @@ void RopeAppend(Mat<bf16> qkv, KvLayer<bf16> kv, Vec<const float> q_norm, Vec<co
                       rope,
                       positions.data,
                       slots.data,
-                      qkv.rows * (heads + kv.num_kv_heads),
+                      static_cast<uint32_t>(qkv.rows * (heads + kv.num_kv_heads)),
                       heads};
   const int lanes = kv.head_dim / (2 * kPairs);
   if (lanes <= 2) return LaunchRope<2>(args, stream);

@@ -14,6 +14,8 @@ namespace {
 // -------------------------------------------------------------------------------------------------------------
 
 constexpr int kMaxRowThreads = 512;
+constexpr int kManyRowsThreads = 128;
+constexpr int64_t kManyRows = 512;
 
 template <int W, class Y>
 __global__ void CopyRowsKernel(Y* out, const bf16* from, const int32_t* ids, int64_t ids_end, int64_t cols) {
@@ -111,6 +113,73 @@ __global__ void __launch_bounds__(kMaxRowThreads)
   }
 }
 
+// RmsNormKernel<8, 1, true> for many rows, in its bits: a warp takes what kTurns warps take there, so that a thread has
+// more under way and a row of one warp waits for no other. `warps` for a row.
+template <int kTurns>
+__global__ void __launch_bounds__(kManyRowsThreads)
+    ManyRmsNormsKernel(bf16* out, float* total, const float* x, const float* delta, const float* weight, int64_t rows,
+                       int cols, int warps, float eps) {
+  constexpr int kPack = 8;
+  __shared__ float shared[kMaxRowThreads / kWarp];
+  const int lane = static_cast<int>(threadIdx.x) % kWarp, warp = static_cast<int>(threadIdx.x) / kWarp % warps;
+  const int64_t row = (int64_t{blockIdx.x} * blockDim.x + threadIdx.x) / kWarp / warps;
+  const auto column = [&](int turn) { return ((warp * kTurns + turn) * kWarp + lane) * kPack; };
+  float v[kTurns][kPack], factors[kTurns][kPack], sums[kTurns];
+#pragma unroll
+  for (int i = 0; i < kTurns; ++i) {
+    if (column(i) < cols) LoadPack<kPack>(weight + column(i), factors[i]);
+  }
+  AwaitInputs();
+  if (row >= rows) return;
+  const int64_t begin = row * cols;
+#pragma unroll
+  for (int i = 0; i < kTurns; ++i) {
+    if (column(i) < cols) LoadPack<kPack>(x + begin + column(i), v[i]);
+  }
+  if (delta != nullptr) {
+#pragma unroll
+    for (int i = 0; i < kTurns; ++i) {
+      float d[kPack];
+      if (column(i) < cols) LoadPack<kPack>(delta + begin + column(i), d);
+#pragma unroll
+      for (int j = 0; j < kPack; ++j) v[i][j] += d[j];
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < kTurns; ++i) {
+    float sum = 0;
+    if (column(i) < cols) {
+      StorePack<kPack>(total + begin + column(i), v[i]);
+#pragma unroll
+      for (int j = 0; j < kPack; ++j) sum = __fmaf_rn(v[i][j], v[i][j], sum);
+    }
+    sums[i] = WarpReduce(sum, [](float a, float b) { return a + b; });
+  }
+  if (warps > 1) {
+#pragma unroll
+    for (int i = 0; i < kTurns; ++i) {
+      if (lane == 0) shared[warp * kTurns + i] = sums[i];
+    }
+    __syncthreads();
+  }
+  const int parts = (cols + kWarp * kPack - 1) / (kWarp * kPack);
+  float all = warps > 1 ? shared[0] : sums[0];
+  if (warps > 1) {
+    for (int i = 1; i < parts; ++i) all += shared[i];
+  } else {
+#pragma unroll
+    for (int i = 1; i < kTurns; ++i) all = i < parts ? all + sums[i] : all;
+  }
+  const float scale = 1.0f / sqrtf(all / static_cast<float>(cols) + eps);
+#pragma unroll
+  for (int i = 0; i < kTurns; ++i) {
+    if (column(i) >= cols) continue;
+#pragma unroll
+    for (int j = 0; j < kPack; ++j) v[i][j] = v[i][j] * scale * factors[i][j];
+    StorePack<kPack>(out + begin + column(i), v[i]);
+  }
+}
+
 template <int W>
 __global__ void SiluMulKernel(bf16* out, const bf16* gate_up, int64_t cols) {
   AwaitInputs();
@@ -152,6 +221,13 @@ void LaunchNorm(Mat<bf16> out, float* total, const float* x, const float* delta,
   const bool in_packs = InPacks(out.data, out.cols) && InPacks(x, out.cols) && InPacks(weight.data, out.cols) &&
                         InPacks(total, out.cols) && InPacks(delta, out.cols);
   const int64_t packs = in_packs ? out.cols / 8 : out.cols;
+  if (kSum && in_packs && packs <= kMaxRowThreads && out.rows >= kManyRows) {
+    constexpr int kTurns = 4;
+    const int warps = static_cast<int>(DivideUp(packs, kTurns * kWarp));
+    const int threads = warps == 1 ? kManyRowsThreads : warps * kWarp;  // which several rows share, or one has
+    return Launch(stream, ManyRmsNormsKernel<kTurns>, Grid(DivideUp(out.rows * warps * kWarp, threads)), threads, 0,
+                  out.data, total, x, delta, weight.data, out.rows, static_cast<int>(out.cols), warps, eps);
+  }
   const auto kernel = !in_packs                     ? RmsNormKernel<1, 0, kSum>
                       : packs <= kMaxRowThreads     ? RmsNormKernel<8, 1, kSum>
                       : packs <= 2 * kMaxRowThreads ? RmsNormKernel<8, 2, kSum>
