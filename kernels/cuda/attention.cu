@@ -51,6 +51,7 @@ void PagedAttention(Mat<bf16> out, Mat<const bf16> qkv, KvLayer<bf16> kv, const 
                            slot_out,
                            reinterpret_cast<float2*>(slot_out + num_slots * tile_queries * kv.head_dim),
                            StateOf(stream).counters};
+  if (rows == 1 && sequences == 1 && AttendOneSequence(args, stream)) return;
   if (many) AttendManyQueries(args, stream);
   AttendFewQueries(args, stream);
 }

@@ -41,7 +41,9 @@ struct AttentionArgs {
   }
   // The first element of a kv head in block `index` of a sequence.
   __device__ int64_t Block(int sequence, int kv_head, int index) const {
-    const int64_t id = batch.block_table.data[sequence * batch.block_table.cols + index];
+    return BlockOfId(batch.block_table.data[sequence * batch.block_table.cols + index], kv_head);
+  }
+  __device__ int64_t BlockOfId(int64_t id, int kv_head) const {
     Require(id >= 0 && id < kv.num_blocks);
     return (id * kv.num_kv_heads + kv_head) * (kBlockTokens * kv.head_dim);
   }
@@ -113,8 +115,9 @@ __device__ __forceinline__ float Soften(float score, float scale, float base) {
 __device__ __forceinline__ float Base(float scaled_max) { return scaled_max == -INFINITY ? 0.0f : scaled_max; }
 
 // The kernels' launchers. Few queries: any sequence with less than args.many_queries; many: the others, heads of 64 or
-// 128. Both write every row of theirs.
+// 128. Both write every row of theirs. One sequence: of one row, and no other; false where it would gain nothing.
 void AttendFewQueries(const AttentionArgs& args, Stream& stream);
 void AttendManyQueries(const AttentionArgs& args, Stream& stream);
+bool AttendOneSequence(const AttentionArgs& args, Stream& stream);
 
 }  // namespace millrace::cuda

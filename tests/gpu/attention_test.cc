@@ -221,11 +221,35 @@ TEST(GpuAttention, GivesARowOfALongContextTheSameBits) {
   }
 }
 
+// Decode without company has a kernel of its own: a block has no chunk, a part of one, one, or many, and with the least
+// workspace one block has all.
+TEST(GpuAttention, GivesOneSequenceTheBitsOfAPrefill) {
+  MILLRACE_NEEDS_GPU();
+  const std::vector<int> contexts{1, 2, 127, 128, 129, 1024, 1025, 2301};
+  for (const Sequences& q : {Sequences{16, 8, 128, contexts}, Sequences{8, 8, 64, contexts},
+                             Sequences{128, 8, 128, {1, 300, 1025}}, Sequences{136, 8, 64, {300}}}) {
+    SCOPED_TRACE(testing::Message() << q.heads << " heads, " << q.kv_heads << " kv heads of " << q.dim);
+    const auto whole = Compute<OnGpu>(q, Together(q, 5000), GpuStream());
+    Stream small = Stream::OpenCuda(0);
+    small.ReserveWorkspace(PagedAttentionWorkspaceBytes(0, q.heads, q.kv_heads, q.dim, small));
+    std::vector<Step> steps;
+    for (size_t s = 0; s < whole.size(); ++s) {
+      for (const Step& step : OneByOne(q, s, std::max(1, q.contexts[s] - 1))) steps.push_back(step);
+    }
+    const auto alone = Compute<OnGpu>(q, steps, GpuStream());
+    const auto limited = Compute<OnGpu>(q, steps, small);
+    for (size_t s = 0; s < whole.size(); ++s) {
+      EXPECT_TRUE(SameBits(whole[s].values, alone[s].values)) << q.contexts[s];
+      EXPECT_TRUE(SameBits(whole[s].values, limited[s].values)) << "least workspace, " << q.contexts[s];
+    }
+  }
+}
+
 // Sequences without rows or context are padding: nothing is done for them, and the others are as they are alone.
 TEST(GpuAttention, PassesOverEmptySequences) {
   MILLRACE_NEEDS_GPU();
   for (const int dim : {16, 48, 64, 128}) {
-    const int heads = 4, kv_heads = 2, context = 300, blocks = 10;
+    const int heads = 16, kv_heads = 8, context = 300, blocks = 10;
     const Array<bf16> pool = Array<bf16>::Random(blocks, int64_t{kv_heads} * dim * kBlockTokens, 1);
     const Array<bf16> qkv = Array<bf16>::Random(200, (heads + 2 * kv_heads) * dim, 2);
     const OnGpu<bf16> k(pool), v(pool), gqkv(qkv);
