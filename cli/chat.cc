@@ -24,7 +24,7 @@ constexpr char kCommands[] =
     "/quit          end (so does Ctrl-D); Ctrl-C stops an answer\n";
 
 struct Options {
-  std::string router = std::string(kDefaultRouter);
+  Endpoint endpoint;
   std::string model, system;
   int64_t max_tokens = 0, seed = 0;
   double temperature = 1, top_p = 1;
@@ -136,7 +136,7 @@ int RunChat(Words words, Terminal terminal) {
   Options options;
   Arguments arguments("chat [--flag value]…", "A conversation with a model; /help lists what can be done in it.",
                       "millrace chat --router 127.0.0.1:7400 --system 'You answer in one sentence.'");
-  arguments.Add("router", &options.router, "HOST:PORT of the router");
+  AddEndpoint(arguments, &options.endpoint);
   arguments.Add("model", &options.model, "which model, where several are served");
   arguments.Add("system", &options.system, "the system message");
   arguments.Add("max_tokens", &options.max_tokens, 0, 1 << 30, "tokens of an answer; 0: what the context allows");
@@ -144,10 +144,9 @@ int RunChat(Words words, Terminal terminal) {
   arguments.Add("top_p", &options.top_p, 0, 1, "keep the likeliest tokens of this much probability");
   arguments.Add("seed", &options.seed, 0, INT64_MAX, "the same seed gives the same answers (default: drawn)");
   if (const int code = ParseOrExit(arguments, words, terminal); code >= 0) return code;
-  if (absl::Status status = CheckAddress("router", options.router); !status.ok())
-    return Fail(terminal, status, kExitUsage);
+  if (absl::Status status = CheckEndpoint(options.endpoint); !status.ok()) return Fail(terminal, status, kExitUsage);
   Interrupt interrupt;
-  auto channel = Connect(options.router);
+  auto channel = Connect(options.endpoint);
   if (!channel.ok()) return Fail(terminal, channel.status());
   const auto stub = v1::InferenceService::NewStub(*channel);
   Conversation conversation(*stub, interrupt, Prepare(options, arguments.given("seed")), options.system, terminal);

@@ -14,7 +14,7 @@ namespace millrace {
 namespace {
 
 struct Options {
-  std::string router = std::string(kDefaultRouter);
+  Endpoint endpoint;
   std::string prompt, text, model;
   bool jsonl = false;
   int64_t concurrency = 1, max_tokens = 0, top_k = 0, seed = 0;
@@ -23,7 +23,7 @@ struct Options {
 
 void Describe(Options& options, Arguments& arguments) {
   arguments.TakePositional(&options.text);
-  arguments.Add("router", &options.router, "HOST:PORT of the router");
+  AddEndpoint(arguments, &options.endpoint);
   arguments.Add("jsonl", &options.jsonl, "read one JSON request a line from stdin, write one JSON answer a line");
   arguments.Add("concurrency", &options.concurrency, 1, 100000, "with --jsonl: requests at a time");
   arguments.Add("prompt", &options.prompt, "the prompt; - reads it from stdin");
@@ -36,7 +36,7 @@ void Describe(Options& options, Arguments& arguments) {
 }
 
 absl::Status Check(const Options& options, const Arguments& arguments) {
-  if (absl::Status status = CheckAddress("router", options.router); !status.ok()) return status;
+  if (absl::Status status = CheckEndpoint(options.endpoint); !status.ok()) return status;
   const bool text = arguments.given("prompt") || !options.text.empty();
   if (options.jsonl) {
     for (const char* flag : {"prompt", "model", "max_tokens", "temperature", "top_p", "top_k", "seed"}) {
@@ -113,7 +113,7 @@ int RunComplete(Words words, Terminal terminal) {
   Describe(options, arguments);
   if (const int code = ParseOrExit(arguments, words, terminal); code >= 0) return code;
   if (absl::Status status = Check(options, arguments); !status.ok()) return Fail(terminal, status, kExitUsage);
-  auto channel = Connect(options.router);
+  auto channel = Connect(options.endpoint);
   if (!channel.ok()) return Fail(terminal, channel.status());
   const auto stub = v1::InferenceService::NewStub(*channel);
   if (options.jsonl) return CompleteLines(*stub, static_cast<size_t>(options.concurrency), terminal);

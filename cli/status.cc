@@ -19,7 +19,7 @@ namespace millrace {
 namespace {
 
 struct Options {
-  std::string router = std::string(kDefaultRouter);
+  Endpoint endpoint;
   bool watch = false, json = false;
 };
 
@@ -76,18 +76,17 @@ int RunStatus(Words words, Terminal terminal) {
   Options options;
   Arguments arguments("status [--flag value]…", "Shows what the router and its workers are doing.",
                       "millrace status --router 127.0.0.1:7400 --watch");
-  arguments.Add("router", &options.router, "HOST:PORT of the router");
+  AddEndpoint(arguments, &options.endpoint);
   arguments.Add("watch", &options.watch, "again every second, until Ctrl-C");
   arguments.Add("json", &options.json, "one JSON object (the proto's GetStatusResponse) a line");
   if (const int code = ParseOrExit(arguments, words, terminal); code >= 0) return code;
-  if (absl::Status status = CheckAddress("router", options.router); !status.ok())
-    return Fail(terminal, status, kExitUsage);
+  if (absl::Status status = CheckEndpoint(options.endpoint); !status.ok()) return Fail(terminal, status, kExitUsage);
   sigset_t ends;
   sigemptyset(&ends);
   sigaddset(&ends, SIGINT);
   sigaddset(&ends, SIGTERM);
   if (options.watch) pthread_sigmask(SIG_BLOCK, &ends, nullptr);
-  auto channel = Connect(options.router);
+  auto channel = Connect(options.endpoint);
   if (!channel.ok()) return Fail(terminal, channel.status());
   const auto stub = v1::AdminService::NewStub(*channel);
   const bool clear = options.watch && !options.json && &terminal.out == &std::cout && isatty(STDOUT_FILENO);

@@ -26,14 +26,14 @@ struct Options {
   std::string model, host = "127.0.0.1", log_dir, kv_memory, device = "cpu";
   int64_t port = 7400, workers = 1, threads = 0, max_slots = 0;
   double step_target_ms = 0;
-  bool insecure = false;
+  bool unencrypted = false;
 };
 
 void Describe(Options& options, Arguments& arguments) {
   arguments.Add("model", &options.model, "folder of the model (config.json, tokenizer.json, *.safetensors)");
   arguments.Add("host", &options.host, "address that the router listens on");
   arguments.Add("port", &options.port, 0, 65535, "port that the router listens on; 0: any");
-  arguments.Add("insecure", &options.insecure, "listen in plaintext beyond this machine, without authentication");
+  arguments.Add("unencrypted", &options.unencrypted, "listen in plaintext beyond this machine, without authentication");
   arguments.Add("workers", &options.workers, 1, 64, "worker processes");
   arguments.Add("device", &options.device, "cpu, or cuda: the n-th worker takes the n-th GPU");
   arguments.Add("threads", &options.threads, 0, 1024, "threads of a worker; 0: the cores divided among the workers");
@@ -60,10 +60,10 @@ absl::Status CheckAddressIsFree(const Options& options) {
   addrinfo* found = nullptr;
   const int error = getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found);
   if (error != 0) return absl::InvalidArgumentError(absl::StrCat("--host '", host, "': ", gai_strerror(error)));
-  if (!options.insecure && !IsLoopback(found->ai_addr)) {
+  if (!options.unencrypted && !IsLoopback(found->ai_addr)) {
     freeaddrinfo(found);
     return absl::InvalidArgumentError(
-        absl::StrCat("--host ", host, " is not this machine alone: that needs --insecure"));
+        absl::StrCat("--host ", host, " is not this machine alone: that needs --unencrypted"));
   }
   // Without SO_REUSEPORT, unlike gRPC's own bind, which would share the port with another server of the same user.
   const int fd = socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
@@ -143,7 +143,7 @@ absl::StatusOr<ClusterOptions> Plan(const Options& options) {
   if (options.step_target_ms > 0) plan.worker_argv.push_back(absl::StrCat("--step_target_ms=", options.step_target_ms));
   plan.router_argv = {*router, absl::StrCat("--model=", model.string()),
                       absl::StrCat("--listen=", plan.host, ":", options.port)};
-  if (options.insecure) plan.router_argv.push_back("--insecure");
+  if (options.unencrypted) plan.router_argv.push_back("--unencrypted");
   return plan;
 }
 

@@ -20,7 +20,7 @@ fi
 venv=$root/build/venv
 [ -x "$venv/bin/python" ] || python3 -m venv "$venv"
 wanted="numpy==2.2.6"
-case ${1:-} in --tests | --deploy) wanted="$wanted grpcio==1.85.3 grpcio-tools==1.85.1" ;; esac
+case ${1:-} in --tests | --deploy) wanted="$wanted grpcio==1.85.3 grpcio-tools==1.85.1 cryptography==48.0.0" ;; esac
 [ "${1:-}" = --deploy ] && wanted="$wanted PyYAML==6.0.4 grpcio-health-checking==1.85.1 kubernetes-validate==1.37.0 promql-parser==0.12.0"
 stamp=$venv/installed; [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ] || {
   # shellcheck disable=SC2086

@@ -13,6 +13,7 @@
 #include "google/protobuf/stubs/logging.h"
 #include "router/api/router_server.h"
 #include "service/address.h"
+#include "service/grpc_log.h"
 #include "service/log.h"
 #include "service/signals.h"
 
@@ -27,7 +28,22 @@ ABSL_FLAG(std::vector<std::string>, workers, {},
           "again and again");
 ABSL_FLAG(std::string, router_id, millrace::RouterOptions().router_id, "this router's name");
 ABSL_FLAG(uint64_t, epoch, 0, "higher than that of earlier routers; 0: unix time in microseconds");
-ABSL_FLAG(bool, insecure, false, "allow plaintext connections beyond this machine");
+ABSL_FLAG(std::string, probe_listen, "",
+          "HOST:PORT of health in plaintext, and of nothing else, for probes that have no certificate; empty: none");
+ABSL_FLAG(std::string, tls_certificate, "", "PEM file: what the router shows to clients; empty: plaintext");
+ABSL_FLAG(std::string, tls_key, "", "PEM file: its private key");
+ABSL_FLAG(std::string, tls_ca, "", "PEM file: who must have signed clients' certificates; empty: they need none");
+ABSL_FLAG(std::string, workers_tls_certificate, "", "PEM file: what the router shows to workers; empty: plaintext");
+ABSL_FLAG(std::string, workers_tls_key, "", "PEM file: its private key");
+ABSL_FLAG(std::string, workers_tls_ca, "", "PEM file: who must have signed workers' certificates");
+ABSL_FLAG(std::vector<std::string>, worker_identity, millrace::RouterOptions().worker_identity,
+          "DNS or URI names of which a worker's certificate has one");
+ABSL_FLAG(std::string, tokens, "",
+          "file of bearer tokens, one a line, with the tenant that it speaks for; empty: clients need none");
+ABSL_FLAG(std::string, admin_tokens, "", "file of operators' bearer tokens; without it --tokens closes AdminService");
+ABSL_FLAG(bool, unencrypted, false,
+          "allow plaintext beyond this machine: whoever is on the way can read prompts and answers and use the router");
+ABSL_FLAG(bool, unencrypted_metrics, false, "allow /metrics beyond this machine, in plaintext and for anybody");
 ABSL_FLAG(int64_t, max_calls, millrace::RouterOptions().max_calls, "open Generate calls");
 ABSL_FLAG(int64_t, max_request_bytes, millrace::RouterOptions().max_request_bytes,
           "memory for requests being received");
@@ -49,7 +65,15 @@ RouterOptions OptionsFromFlags() {
   options.workers = absl::GetFlag(FLAGS_workers);
   options.router_id = absl::GetFlag(FLAGS_router_id);
   options.epoch = absl::GetFlag(FLAGS_epoch);
-  options.insecure = absl::GetFlag(FLAGS_insecure);
+  options.probe_listen = absl::GetFlag(FLAGS_probe_listen);
+  options.tls = {absl::GetFlag(FLAGS_tls_certificate), absl::GetFlag(FLAGS_tls_key), absl::GetFlag(FLAGS_tls_ca)};
+  options.workers_tls = {absl::GetFlag(FLAGS_workers_tls_certificate), absl::GetFlag(FLAGS_workers_tls_key),
+                         absl::GetFlag(FLAGS_workers_tls_ca)};
+  options.worker_identity = absl::GetFlag(FLAGS_worker_identity);
+  options.tokens = absl::GetFlag(FLAGS_tokens);
+  options.admin_tokens = absl::GetFlag(FLAGS_admin_tokens);
+  options.unencrypted = absl::GetFlag(FLAGS_unencrypted);
+  options.unencrypted_metrics = absl::GetFlag(FLAGS_unencrypted_metrics);
   options.max_calls = absl::GetFlag(FLAGS_max_calls);
   options.max_request_bytes = absl::GetFlag(FLAGS_max_request_bytes);
   options.drain_ms = absl::GetFlag(FLAGS_drain_ms);
@@ -94,6 +118,7 @@ int Run() {
     return 2;
   }
   SetLogLevel(*level);
+  TakeGrpcLog();
   const RouterOptions options = OptionsFromFlags();
   ReadyLine ready_line;
   absl::StatusOr<std::unique_ptr<RouterServer>> server = RouterServer::Start(options, [&] { ready_line.SetReady(); });

@@ -87,20 +87,20 @@ void HealthService::Shutdown() {
   for (Watcher* watcher : watchers_) watcher->GoOn();
 }
 
+grpc::Status HealthService::Answer(const std::string& service, HealthCheckResponse* response) const {
+  {
+    absl::MutexLock lock(&mutex_);
+    response->set_status(StatusOf(service));
+  }
+  if (response->status() != HealthCheckResponse::SERVICE_UNKNOWN) return grpc::Status::OK;
+  return {grpc::StatusCode::NOT_FOUND,
+          absl::StrCat("service is \"", service.substr(0, kMaxNameBytes), "\"; no such service")};
+}
+
 grpc::ServerUnaryReactor* HealthService::Check(grpc::CallbackServerContext* context, const HealthCheckRequest* request,
                                                HealthCheckResponse* response) {
   grpc::ServerUnaryReactor* const reactor = context->DefaultReactor();
-  {
-    absl::MutexLock lock(&mutex_);
-    response->set_status(StatusOf(request->service()));
-  }
-  if (response->status() == HealthCheckResponse::SERVICE_UNKNOWN) {
-    reactor->Finish(
-        {grpc::StatusCode::NOT_FOUND,
-         absl::StrCat("service is \"", request->service().substr(0, kMaxNameBytes), "\"; no such service")});
-  } else {
-    reactor->Finish(grpc::Status::OK);
-  }
+  reactor->Finish(Answer(request->service(), response));
   return reactor;
 }
 

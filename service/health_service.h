@@ -22,6 +22,8 @@ class HealthService final : public grpc::health::v1::Health::CallbackService {
   void SetServing(const std::string& service, bool serving);
   // Everything is NOT_SERVING from here on, and every Watch ends once it has said so.
   void Shutdown();
+  // What Check answers. NOT_FOUND for a service that is not known.
+  grpc::Status Answer(const std::string& service, grpc::health::v1::HealthCheckResponse* response) const;
 
   grpc::ServerUnaryReactor* Check(grpc::CallbackServerContext* context,
                                   const grpc::health::v1::HealthCheckRequest* request,

@@ -89,8 +89,10 @@ uint64_t LogLinesDropped() { return dropped.load(std::memory_order_relaxed); }
 
 void SetLogLevel(LogLevel lowest) { lowest_level.store(lowest, std::memory_order_relaxed); }
 
+bool WouldLog(LogLevel level) { return level >= lowest_level.load(std::memory_order_relaxed); }
+
 void Log(LogLevel level, absl::string_view event, std::initializer_list<LogField> fields) {
-  if (level < lowest_level.load(std::memory_order_relaxed)) return;
+  if (!WouldLog(level)) return;
   const absl::Time now = absl::Now();
   if (!TakeTurn(level, static_cast<uint64_t>(absl::ToUnixSeconds(now)))) return;
   TellDropped(now);

@@ -25,6 +25,7 @@ inline constexpr uint32_t kMaxLogLinesPerSecond = 1000;
 void SetLogLevel(LogLevel lowest);  // default kInfo
 // "debug", "info", "warning" or "error"; INVALID_ARGUMENT otherwise.
 absl::StatusOr<LogLevel> ParseLogLevel(absl::string_view text);
+bool WouldLog(LogLevel level);  // for those to whom a line costs something before Log
 void Log(LogLevel level, absl::string_view event, std::initializer_list<LogField> fields = {});
 uint64_t LogLinesDropped();  // since the process started
 

@@ -9,15 +9,15 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 # folder -> (folders of ours it may include besides itself, libraries it may include). The first matching prefix rules.
-GRPC, PROTOBUF, ABSEIL, JSON, PCRE, CUDA, PROMETHEUS = "grpc", "protobuf", "absl", "nlohmann", "pcre2", "cuda", "prometheus"
+GRPC, PROTOBUF, ABSEIL, JSON, PCRE, CUDA, PROMETHEUS, OPENSSL = "grpc", "protobuf", "absl", "nlohmann", "pcre2", "cuda", "prometheus", "openssl"
 RULES = [
     ("kernels/cuda", {"kernels"}, {CUDA}),
     ("kernels", {"kernels"}, set()),
-    ("service", {"service"}, {ABSEIL, GRPC, PROMETHEUS}),
+    ("service", {"service"}, {ABSEIL, GRPC, PROMETHEUS, OPENSSL}),
     ("worker/parallel", {"kernels"}, {ABSEIL}),
     ("worker/model", {"kernels", "worker/parallel"}, {ABSEIL, JSON}),
     ("worker/engine", {"kernels", "worker/model"}, {ABSEIL, PROTOBUF}),
-    ("worker", {"kernels", "worker", "service"}, {ABSEIL, PROTOBUF, GRPC}),
+    ("worker", {"kernels", "worker", "service"}, {ABSEIL, PROTOBUF, GRPC, OPENSSL}),
     ("router/schedule", {"kernels/check.h"}, {ABSEIL, PROTOBUF}),
     ("router/text", {"kernels/check.h"}, {ABSEIL, JSON, PCRE}),
     ("router", {"router", "service", "kernels/check.h"}, {ABSEIL, PROTOBUF, GRPC, JSON}),
@@ -25,7 +25,7 @@ RULES = [
 ]
 LIBRARIES = [
     (GRPC, r"grpc|grpcpp/|.*\.grpc\.pb\.h"), (PROTOBUF, r"google/protobuf/|.*\.pb\.h"), (ABSEIL, r"absl/"), (JSON, r"nlohmann/"),
-    (PCRE, r"pcre2\.h|utf8proc\.h"), (CUDA, r"cuda|cublas|nccl"), (PROMETHEUS, r"prometheus/"),
+    (PCRE, r"pcre2\.h|utf8proc\.h"), (CUDA, r"cuda|cublas|nccl"), (PROMETHEUS, r"prometheus/"), (OPENSSL, r"openssl/"),
 ]
 OURS = ("kernels/", "service/", "worker/", "router/", "cli/")
 PURE = re.compile(r"\b(std::thread|std::chrono|std::random_device|absl::Now|absl::Mutex|std::mutex|rand\(|getrandom)\b")
@@ -66,7 +66,8 @@ def self_test():
     cases = [
         ("kernels/cpu/x.cc", '#include "absl/status/status.h"\n'), ("router/api/x.cc", '#include "worker/model/step.h"\n'),
         ("router/schedule/x.cc", "#include <grpcpp/grpcpp.h>\n"), ("router/schedule/x.cc", "std::thread t;\n"),
-        ("worker/model/x.h", '#include "millrace/worker/v1/worker.pb.h"\n'), ("router/api/x.h", '#include "prometheus/counter.h"\n'), ("cli/x.cc", "\n" * 501), ("cli/README.md", "\n" * 151),
+        ("worker/model/x.h", '#include "millrace/worker/v1/worker.pb.h"\n'), ("router/api/x.h", '#include "prometheus/counter.h"\n'),
+        ("router/api/x.cc", "#include <openssl/x509.h>\n"), ("cli/x.cc", "\n" * 501), ("cli/README.md", "\n" * 151),
     ]
     for path, text in cases:
         assert list(breaches(path, text)), f"the rule for {path} cannot fail"

@@ -8,6 +8,7 @@
 #include "absl/flags/parse.h"
 #include "absl/flags/usage.h"
 #include "absl/synchronization/mutex.h"
+#include "service/grpc_log.h"
 #include "service/log.h"
 #include "service/signals.h"
 #include "worker/api/worker_options.h"
@@ -19,9 +20,17 @@ ABSL_FLAG(std::string, listen, millrace::WorkerOptions().listen, "HOST:PORT; por
 ABSL_FLAG(std::string, metrics_listen, millrace::WorkerOptions().metrics_listen,
           "HOST:PORT of /metrics; port 0: any free one; empty: none");
 ABSL_FLAG(std::string, log_level, "info", "least that is logged: debug, info, warning or error");
+ABSL_FLAG(std::string, probe_listen, "",
+          "HOST:PORT of health in plaintext, and of nothing else, for probes that have no certificate; empty: none");
+ABSL_FLAG(std::string, tls_certificate, "", "PEM file: what the worker shows to routers; empty: plaintext");
+ABSL_FLAG(std::string, tls_key, "", "PEM file: its private key");
+ABSL_FLAG(std::string, tls_ca, "", "PEM file: who must have signed routers' certificates");
+ABSL_FLAG(std::vector<std::string>, router_identity, millrace::WorkerOptions().router_identity,
+          "DNS or URI names of which a router's certificate has one");
 ABSL_FLAG(
-    bool, insecure, false,
+    bool, unencrypted, false,
     "allow plaintext on an address other than loopback: whoever reaches it can read prompts and command the worker");
+ABSL_FLAG(bool, unencrypted_metrics, false, "allow /metrics on such an address, in plaintext and for anybody");
 ABSL_FLAG(std::string, worker_id, "", "name of this worker, at most 128 bytes; default: drawn at start-up");
 ABSL_FLAG(std::string, device, millrace::WorkerOptions().device, "cpu, cuda or cuda:N");
 ABSL_FLAG(int, threads, millrace::WorkerOptions().threads, "compute threads on the CPU; 0: one per core");
@@ -50,7 +59,11 @@ millrace::WorkerOptions OptionsFromFlags() {
   options.model_name = absl::GetFlag(FLAGS_model_name);
   options.listen = absl::GetFlag(FLAGS_listen);
   options.metrics_listen = absl::GetFlag(FLAGS_metrics_listen);
-  options.insecure = absl::GetFlag(FLAGS_insecure);
+  options.probe_listen = absl::GetFlag(FLAGS_probe_listen);
+  options.tls = {absl::GetFlag(FLAGS_tls_certificate), absl::GetFlag(FLAGS_tls_key), absl::GetFlag(FLAGS_tls_ca)};
+  options.router_identity = absl::GetFlag(FLAGS_router_identity);
+  options.unencrypted = absl::GetFlag(FLAGS_unencrypted);
+  options.unencrypted_metrics = absl::GetFlag(FLAGS_unencrypted_metrics);
   options.worker_id = absl::GetFlag(FLAGS_worker_id);
   options.device = absl::GetFlag(FLAGS_device);
   options.gpu_memory_fraction = absl::GetFlag(FLAGS_gpu_memory_fraction);
@@ -82,6 +95,7 @@ int main(int argc, char** argv) {
   const auto level = millrace::ParseLogLevel(absl::GetFlag(FLAGS_log_level));
   if (!level.ok()) return Fail("--log_level: " + std::string(level.status().message()), 2);
   millrace::SetLogLevel(*level);
+  millrace::TakeGrpcLog();
   const millrace::WorkerOptions options = OptionsFromFlags();
   if (const absl::Status status = options.Validate(); !status.ok()) return Fail(std::string(status.message()), 2);
 

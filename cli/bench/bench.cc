@@ -15,7 +15,7 @@ namespace millrace {
 namespace {
 
 struct Options {
-  std::string router = std::string(kDefaultRouter);
+  Endpoint endpoint;
   WorkloadOptions plan;
   int64_t concurrency = 0, timeout_s = 600, seed = 0;
   double temperature = 0;
@@ -25,7 +25,7 @@ struct Options {
 
 void Describe(Options& options, Arguments& arguments) {
   WorkloadOptions& plan = options.plan;
-  arguments.Add("router", &options.router, "HOST:PORT of the router");
+  AddEndpoint(arguments, &options.endpoint);
   arguments.Add("workload", &plan.workload, "synthetic, shared_prefix or trace");
   arguments.Add("max_requests", &plan.num_requests, 1, 10'000'000, "how many requests; of a trace, at most");
   arguments.Add("rate", &plan.rate, 0, 1e6, "open loop: Poisson arrivals a second");
@@ -46,7 +46,7 @@ void Describe(Options& options, Arguments& arguments) {
 }
 
 absl::Status Check(const Options& options, const Arguments& arguments) {
-  if (absl::Status status = CheckAddress("router", options.router); !status.ok()) return status;
+  if (absl::Status status = CheckEndpoint(options.endpoint); !status.ok()) return status;
   const std::string& workload = options.plan.workload;
   if (workload != "synthetic" && workload != "shared_prefix" && workload != "trace") {
     return absl::InvalidArgumentError(
@@ -118,7 +118,7 @@ int RunBench(Words words, Terminal terminal) {
   options.plan.seed = static_cast<uint64_t>(options.seed);
   const absl::StatusOr<std::vector<PlannedRequest>> plan = Plan(options);
   if (!plan.ok()) return Fail(terminal, plan.status(), kExitUsage);
-  auto channel = Connect(options.router);
+  auto channel = Connect(options.endpoint);
   if (!channel.ok()) return Fail(terminal, channel.status());
   const auto stub = v1::InferenceService::NewStub(*channel);
 
@@ -128,7 +128,7 @@ int RunBench(Words words, Terminal terminal) {
   const grpc::Status listed = stub->ListModels(&context, {}, &models);
   if (!listed.ok()) return Fail(terminal, ToAbsl(listed));
   if (models.models_size() == 0 || models.models(0).vocab_size() == 0) {
-    return Fail(terminal, absl::FailedPreconditionError(absl::StrCat(options.router, " serves no model")));
+    return Fail(terminal, absl::FailedPreconditionError(absl::StrCat(options.endpoint.router, " serves no model")));
   }
   LoadOptions load;
   const bool open_loop = options.plan.rate > 0 || (!options.trace.empty() && options.concurrency == 0);

@@ -26,11 +26,14 @@ std::string DrawRequestId() {
 
 }  // namespace
 
-absl::StatusOr<GenerateCall*> InferenceService::BeginGenerate(const grpc::ByteBuffer& bytes, Time deadline,
-                                                              Time arrived) {
+absl::StatusOr<GenerateCall*> InferenceService::BeginGenerate(const grpc::CallbackServerContext& context,
+                                                              const grpc::ByteBuffer& bytes, Time arrived) {
+  const absl::StatusOr<std::string> tenant = access_->TenantOf(context);
+  if (!tenant.ok()) return tenant.status();
   v1::GenerateRequest request;
   absl::Status status = registry_->CheckRoom();
   if (status.ok()) status = ParseMessage(bytes, &request);
+  if (!tenant->empty()) request.set_tenant(*tenant);
   if (status.ok()) status = Validate(request);
   if (status.ok()) status = model_->CheckName(request.model());
   if (!status.ok()) return status;
@@ -42,8 +45,8 @@ absl::StatusOr<GenerateCall*> InferenceService::BeginGenerate(const grpc::ByteBu
   absl::StatusOr<std::vector<int32_t>> prompt = model_->EncodePrompt(request);
   if (!prompt.ok()) return prompt.status();
   const uint64_t seed = request.sampling().has_seed() ? request.sampling().seed() : RandomBits();
-  absl::StatusOr<std::vector<SequenceSpec>> specs =
-      MakeSpecs(request, *std::move(prompt), {&*model, fleet_->max_sequence_tokens(), seed, deadline});
+  absl::StatusOr<std::vector<SequenceSpec>> specs = MakeSpecs(
+      request, *std::move(prompt), {&*model, fleet_->max_sequence_tokens(), seed, FromSystemTime(context.deadline())});
   if (!specs.ok()) return specs.status();
 
   const std::string request_id = request.request_id().empty() ? DrawRequestId() : request.request_id();
@@ -65,7 +68,7 @@ absl::StatusOr<GenerateCall*> InferenceService::BeginGenerate(const grpc::ByteBu
 grpc::ServerWriteReactor<grpc::ByteBuffer>* InferenceService::Generate(grpc::CallbackServerContext* context,
                                                                        const grpc::ByteBuffer* request) {
   const Time arrived = MonotonicNow();
-  const absl::StatusOr<GenerateCall*> call = BeginGenerate(*request, FromSystemTime(context->deadline()), arrived);
+  const absl::StatusOr<GenerateCall*> call = BeginGenerate(*context, *request, arrived);
   if (call.ok()) return *call;
   CallRecord::Refused(metrics_, static_cast<grpc::StatusCode>(call.status().code()), arrived, MonotonicNow());
   if (const absl::optional<absl::Cord> wait = call.status().GetPayload(kRetryAfterMs)) {

@@ -5,6 +5,7 @@
 #include "millrace/v1/inference.grpc.pb.h"
 #include "router/api/call_registry.h"
 #include "router/api/request_metrics.h"
+#include "router/api/router_access.h"
 #include "router/api/served_model.h"
 #include "router/fleet/fleet.h"
 
@@ -17,8 +18,9 @@ using RawInferenceService =
 
 class InferenceService final : public RawInferenceService {
  public:
-  InferenceService(const ServedModel* model, Fleet* fleet, CallRegistry* registry, RequestMetrics* metrics)
-      : model_(model), fleet_(fleet), registry_(registry), metrics_(metrics) {}
+  InferenceService(const ServedModel* model, const RouterAccess* access, Fleet* fleet, CallRegistry* registry,
+                   RequestMetrics* metrics)
+      : model_(model), access_(access), fleet_(fleet), registry_(registry), metrics_(metrics) {}
 
   grpc::ServerWriteReactor<grpc::ByteBuffer>* Generate(grpc::CallbackServerContext* context,
                                                        const grpc::ByteBuffer* request) override;
@@ -33,9 +35,11 @@ class InferenceService final : public RawInferenceService {
 
  private:
   // The running call, owned by the registry.
-  absl::StatusOr<GenerateCall*> BeginGenerate(const grpc::ByteBuffer& bytes, Time deadline, Time arrived);
+  absl::StatusOr<GenerateCall*> BeginGenerate(const grpc::CallbackServerContext& context, const grpc::ByteBuffer& bytes,
+                                              Time arrived);
 
   const ServedModel* const model_;
+  const RouterAccess* const access_;
   Fleet* const fleet_;
   CallRegistry* const registry_;
   RequestMetrics* const metrics_;

@@ -8,6 +8,7 @@
 
 #include "router/api/call_registry.h"
 #include "router/api/request_metrics.h"
+#include "router/api/router_access.h"
 #include "router/api/router_options.h"
 #include "router/fleet/fleet.h"
 #include "service/metric_page.h"
@@ -20,14 +21,15 @@ void AddWorkerMetrics(const std::vector<v1::WorkerStatus>& workers, const std::s
 
 class RouterMetrics {
  public:
-  RouterMetrics(const RouterOptions& options, std::string model_name, const Fleet* fleet, const CallRegistry* registry,
-                const RequestMetrics* requests, const Readiness* readiness);
+  RouterMetrics(const RouterOptions& options, std::string model_name, const RouterAccess* access, const Fleet* fleet,
+                const CallRegistry* registry, const RequestMetrics* requests, const Readiness* readiness);
 
   void Fill(MetricPage* page) const;
 
  private:
   const RouterOptions options_;
   const std::string model_name_;
+  const RouterAccess* const access_;
   const Fleet* const fleet_;
   const CallRegistry* const registry_;
   const RequestMetrics* const requests_;

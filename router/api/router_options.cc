@@ -17,30 +17,52 @@ absl::Status InRange(absl::string_view flag, int64_t value, int64_t low, int64_t
   return absl::InvalidArgumentError(absl::StrCat("--", flag, " is ", value, "; the limit is ", low, " to ", high));
 }
 
-absl::Status CheckAddress(absl::string_view flag, const std::string& text, bool insecure, int least_port) {
+absl::Status CheckAddress(absl::string_view flag, const std::string& text, bool encrypted, bool allowed,
+                          absl::string_view allow_flag, int least_port) {
   const absl::StatusOr<Address> address = ParseAddress(text);
   if (!address.ok()) return absl::InvalidArgumentError(absl::StrCat("--", flag, ": ", address.status().message()));
   if (address->port < least_port) return InRange(absl::StrCat(flag, ": port"), address->port, least_port, 65535);
-  if (insecure || address->IsLoopback()) return absl::OkStatus();
+  if (encrypted || allowed || address->IsLoopback()) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat("--", flag, " is ", text,
                                                  ", beyond this machine in plaintext; "
-                                                 "only loopback is allowed without --insecure"));
+                                                 "only loopback is allowed without TLS or --",
+                                                 allow_flag));
 }
 
 }  // namespace
+
+absl::Status RouterOptions::ValidateAccess() const {
+  absl::Status status = CheckAddress("listen", listen, !tls.empty(), unencrypted, "unencrypted", 0);
+  if (!metrics_listen.empty()) {
+    status.Update(CheckAddress("metrics_listen", metrics_listen, false, unencrypted || unencrypted_metrics,
+                               "unencrypted_metrics", 0));
+  }
+  if (!probe_listen.empty()) status.Update(CheckAddress("probe_listen", probe_listen, false, true, "", 0));
+  if (!workers_tls.empty() && (workers_tls.certificate.empty() || workers_tls.key.empty() || workers_tls.ca.empty())) {
+    status.Update(absl::InvalidArgumentError(
+        "--workers_tls_certificate, --workers_tls_key and --workers_tls_ca: all of them or none must be given"));
+  }
+  status.Update(InRange("worker_identity: number of names", static_cast<int64_t>(worker_identity.size()), 1, 64));
+  const bool has_tokens = !tokens.empty() || !admin_tokens.empty();
+  if (status.ok() && has_tokens && tls.empty() && !ParseAddress(listen)->IsLoopback()) {
+    return absl::InvalidArgumentError(absl::StrCat("--listen is ", listen,
+                                                   ", where tokens would travel in plaintext; only loopback is allowed "
+                                                   "with --tokens or --admin_tokens and without TLS"));
+  }
+  return status;
+}
 
 absl::Status RouterOptions::Validate() const {
   if (model.empty()) return absl::InvalidArgumentError("--model is empty; it must name a folder");
   absl::Status status = InRange("workers: number of addresses", static_cast<int64_t>(workers.size()), 1, 1024);
   status.Update(InRange("router_id: bytes", static_cast<int64_t>(router_id.size()), 1, 128));
   status.Update(InRange("model_name: bytes", static_cast<int64_t>(model_name.size()), 0, 256));
-  status.Update(CheckAddress("listen", listen, insecure, 0));
-  if (!metrics_listen.empty()) status.Update(CheckAddress("metrics_listen", metrics_listen, insecure, 0));
+  status.Update(ValidateAccess());
   absl::flat_hash_set<std::string> seen;
   for (const std::string& worker : workers) {
     absl::string_view address = worker;
     absl::ConsumePrefix(&address, kServicePrefix);
-    status.Update(CheckAddress("workers", std::string(address), insecure, 1));
+    status.Update(CheckAddress("workers", std::string(address), !workers_tls.empty(), unencrypted, "unencrypted", 1));
     if (!seen.insert(worker).second)
       status.Update(absl::InvalidArgumentError(absl::StrCat("--workers names ", worker, " twice")));
   }

@@ -19,12 +19,13 @@ constexpr int kMaxStreamsPerConnection = 10'000;
 constexpr int kKeepaliveMs = 30'000;
 
 FleetOptions ToFleetOptions(const RouterOptions& options, const ServedModel& model, std::function<void()> on_ready,
-                            std::function<void()> on_taken_over) {
+                            const RouterAccess& access, std::function<void()> on_taken_over) {
   FleetOptions fleet;
   fleet.router_id = options.router_id;
   fleet.epoch = options.epoch;
   fleet.addresses = options.addresses();
   fleet.services = options.services();
+  fleet.credentials = access.ForWorkers();
   fleet.tokenizer_vocab = static_cast<uint32_t>(model.tokenizer().vocab_size());
   fleet.scheduler = options.scheduler;
   fleet.scheduler.speculation = options.speculation == "auto";
@@ -45,17 +46,21 @@ absl::StatusOr<std::unique_ptr<RouterServer>> RouterServer::Start(const RouterOp
     return absl::Status(model.status().code(),
                         absl::StrCat("--model is ", options.model, ": ", model.status().message()));
   }
+  absl::StatusOr<std::unique_ptr<RouterAccess>> access = RouterAccess::Open(options);
+  if (!access.ok()) return access.status();
   RouterOptions known = options;
   if (known.epoch == 0) known.epoch = UnixMicros();
-  std::unique_ptr<RouterServer> server(new RouterServer(known, *std::move(model), std::move(on_ready)));
+  std::unique_ptr<RouterServer> server(
+      new RouterServer(known, *std::move(model), *std::move(access), std::move(on_ready)));
   if (absl::Status status = server->Listen(known); !status.ok()) return status;
   server->fleet_.Start();
   return server;
 }
 
 RouterServer::RouterServer(const RouterOptions& options, std::unique_ptr<ServedModel> model,
-                           std::function<void()> on_ready)
+                           std::unique_ptr<RouterAccess> access, std::function<void()> on_ready)
     : model_(std::move(model)),
+      access_(std::move(access)),
       registry_(static_cast<size_t>(options.max_calls)),
       fleet_(ToFleetOptions(
           options, *model_,
@@ -64,18 +69,18 @@ RouterServer::RouterServer(const RouterOptions& options, std::unique_ptr<ServedM
             readiness_.Look();
             if (on_ready) on_ready();
           },
-          [this] { readiness_.Drain(); })),
-      inference_(model_.get(), &fleet_, &registry_, &requests_),
+          *access_, [this] { readiness_.Drain(); })),
+      inference_(model_.get(), access_.get(), &fleet_, &registry_, &requests_),
       admin_(options.router_id, options.epoch, &fleet_, &registry_),
       readiness_(&health_, v1::InferenceService::service_full_name(), [this] { return SampleReadiness(); }),
-      metrics_(options, model_->name(), &fleet_, &registry_, &requests_, &readiness_) {}
+      metrics_(options, model_->name(), access_.get(), &fleet_, &registry_, &requests_, &readiness_) {}
 
 RouterServer::~RouterServer() { Shutdown(std::chrono::milliseconds(0)); }
 
 absl::Status RouterServer::Listen(const RouterOptions& options) {
   grpc::reflection::InitProtoReflectionServerBuilderPlugin();
   grpc::ServerBuilder builder;
-  builder.AddListeningPort(options.listen, grpc::InsecureServerCredentials(), &port_);
+  builder.AddListeningPort(options.listen, access_->ForClients(), &port_);
   builder.RegisterService(&inference_);
   builder.RegisterService(&admin_);
   builder.RegisterService(&health_);
@@ -93,9 +98,15 @@ absl::Status RouterServer::Listen(const RouterOptions& options) {
     if (!metrics.ok()) return metrics.status();
     metrics_server_ = *std::move(metrics);
   }
+  if (!options.probe_listen.empty()) {
+    auto probe = ProbeServer::Start(options.probe_listen, &health_);
+    if (!probe.ok()) return probe.status();
+    probe_ = *std::move(probe);
+  }
   Log(LogLevel::kInfo, "serving",
       {{"port", port_},
        {"metrics", metrics_address()},
+       {"probes", probe_address()},
        {"model", model_->name()},
        {"router", options.router_id},
        {"epoch", options.epoch}});

@@ -11,10 +11,12 @@
 #include "router/api/admin_service.h"
 #include "router/api/inference_service.h"
 #include "router/api/request_metrics.h"
+#include "router/api/router_access.h"
 #include "router/api/router_metrics.h"
 #include "router/api/router_options.h"
 #include "service/health_service.h"
 #include "service/metrics_server.h"
+#include "service/probe_server.h"
 #include "service/readiness.h"
 
 namespace millrace {
@@ -30,15 +32,19 @@ class RouterServer {
   int port() const { return port_; }
   // HOST:PORT of /metrics; empty: none.
   std::string metrics_address() const { return metrics_server_ == nullptr ? "" : metrics_server_->address(); }
+  // HOST:PORT of health in plaintext; empty: none.
+  std::string probe_address() const { return probe_ == nullptr ? "" : probe_->address(); }
   // Takes no more calls, lets open ones go on for `grace`, then cancels them; then leaves the workers.
   void Shutdown(std::chrono::milliseconds grace);
 
  private:
-  RouterServer(const RouterOptions& options, std::unique_ptr<ServedModel> model, std::function<void()> on_ready);
+  RouterServer(const RouterOptions& options, std::unique_ptr<ServedModel> model, std::unique_ptr<RouterAccess> access,
+               std::function<void()> on_ready);
   absl::Status Listen(const RouterOptions& options);
   Readiness::Sample SampleReadiness() const;
 
   const std::unique_ptr<const ServedModel> model_;
+  const std::unique_ptr<RouterAccess> access_;
   RequestMetrics requests_;
   CallRegistry registry_;
   HealthService health_;
@@ -49,6 +55,7 @@ class RouterServer {
   Readiness readiness_;
   const RouterMetrics metrics_;
   std::unique_ptr<MetricsServer> metrics_server_;
+  std::unique_ptr<ProbeServer> probe_;
   std::unique_ptr<grpc::Server> server_;
   int port_ = 0;
 };

@@ -30,6 +30,7 @@ struct FleetOptions {
   uint64_t epoch = 1;                  // later routers have higher ones
   std::vector<std::string> addresses;  // of the workers, distinct
   std::vector<Address> services;       // names, each of as many workers as it has addresses
+  std::shared_ptr<grpc::ChannelCredentials> credentials = grpc::InsecureChannelCredentials();  // towards workers
   Resolver::Lookup lookup = LookUpHost;
   absl::Duration resolve_period = absl::Seconds(5);  // as often as a headless service's records may change
   uint32_t tokenizer_vocab = 0;                      // a model with fewer ids is refused

@@ -274,8 +274,8 @@ std::vector<WorkerSession*> Fleet::WakeMembers(Time now, std::vector<std::unique
       hello.set_router_id(options_.router_id);
       hello.set_epoch(options_.epoch);
       ended->push_back(std::move(member.ended));
-      member.session.reset(
-          new WorkerSession(this, index, member.address, std::move(hello)));  // its listener is a private base
+      member.session.reset(new WorkerSession(this, index, member.address, options_.credentials,
+                                             std::move(hello)));  // its listener is a private base
       member.wake_at = now + kReadyTimeout;
       fresh.push_back(member.session.get());
     } else if (member.wake_at <= now) {

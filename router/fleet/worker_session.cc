@@ -9,7 +9,8 @@ constexpr int kMaxReportBytes = 64 << 20;  // 1,024 rows with 21 log-probabiliti
 constexpr int kKeepaliveMs = 10'000;
 constexpr int kKeepaliveTimeoutMs = 5'000;
 
-std::shared_ptr<grpc::Channel> Connect(const std::string& address) {
+std::shared_ptr<grpc::Channel> Connect(const std::string& address,
+                                       const std::shared_ptr<grpc::ChannelCredentials>& credentials) {
   grpc::ChannelArguments arguments;
   arguments.SetMaxReceiveMessageSize(kMaxReportBytes);
   arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, kKeepaliveMs);
@@ -17,13 +18,14 @@ std::shared_ptr<grpc::Channel> Connect(const std::string& address) {
   arguments.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
   // A connection of its own, so that gRPC's back-off of an earlier one does not add to ours.
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-  return grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments);
+  return grpc::CreateCustomChannel(address, credentials, arguments);
 }
 
 }  // namespace
 
-WorkerSession::WorkerSession(Listener* listener, size_t member, const std::string& address, worker::v1::Hello hello)
-    : listener_(listener), member_(member), stub_(worker::v1::WorkerService::NewStub(Connect(address))) {
+WorkerSession::WorkerSession(Listener* listener, size_t member, const std::string& address,
+                             const std::shared_ptr<grpc::ChannelCredentials>& credentials, worker::v1::Hello hello)
+    : listener_(listener), member_(member), stub_(worker::v1::WorkerService::NewStub(Connect(address, credentials))) {
   *out_.mutable_hello() = std::move(hello);
 }
 

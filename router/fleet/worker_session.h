@@ -28,7 +28,8 @@ class WorkerSession final : public grpc::ClientBidiReactor<worker::v1::RouterMes
   };
 
   // `member` is the listener's own name for the other end.
-  WorkerSession(Listener* listener, size_t member, const std::string& address, worker::v1::Hello hello);
+  WorkerSession(Listener* listener, size_t member, const std::string& address,
+                const std::shared_ptr<grpc::ChannelCredentials>& credentials, worker::v1::Hello hello);
 
   void Start();
   void End();  // OnEnd follows

@@ -32,14 +32,15 @@ absl::StatusOr<int> ParseDevice(absl::string_view device) {
       absl::StrCat("--device is \"", device, "\"; the limits are cpu, cuda and cuda:0 … cuda:1023"));
 }
 
-absl::Status ValidateListen(absl::string_view flag, const std::string& listen, bool insecure) {
+absl::Status ValidateListen(absl::string_view flag, const std::string& listen, bool allowed) {
   const auto address = ParseAddress(listen);
   if (!address.ok()) return absl::InvalidArgumentError(absl::StrCat("--", flag, ": ", address.status().message()));
-  if (address->IsLoopback() || insecure) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("--", flag, " is \"", listen,
-                   "\"; the limit without --insecure is a loopback address, as the stream is neither encrypted nor "
-                   "authenticated: whoever reaches the port can read prompts and command the worker"));
+  if (address->IsLoopback() || allowed) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "--", flag, " is \"", listen, "\"; the limit without ",
+      flag == "listen" ? "TLS or --unencrypted is a loopback address, as the stream is then neither encrypted nor "
+                         "authenticated: whoever reaches the port can read prompts and command the worker"
+                       : "--unencrypted_metrics is a loopback address"));
 }
 
 absl::Status CheckDraft(const WorkerOptions& options) {
@@ -78,16 +79,27 @@ absl::StatusOr<int64_t> ParseBytes(absl::string_view text) {
   return count << shift;
 }
 
+absl::Status WorkerOptions::ValidateAccess() const {
+  absl::Status status = ValidateListen("listen", listen, unencrypted || !tls.empty());
+  if (!metrics_listen.empty()) {
+    status.Update(ValidateListen("metrics_listen", metrics_listen, unencrypted || unencrypted_metrics));
+  }
+  if (!probe_listen.empty()) status.Update(ValidateListen("probe_listen", probe_listen, true));
+  if (!tls.empty() && (tls.certificate.empty() || tls.key.empty() || tls.ca.empty())) {
+    status.Update(absl::InvalidArgumentError(
+        "--tls_certificate, --tls_key and --tls_ca: the limit is all of them or none, as routers must be known, too"));
+  }
+  status.Update(Range("router_identity: number of names", static_cast<double>(router_identity.size()), 1, 64));
+  return status;
+}
+
 absl::Status WorkerOptions::Validate() const {
   if (model.empty()) return absl::InvalidArgumentError("--model is empty; the limit is a folder with a model");
   std::error_code error;
   if (!std::filesystem::is_directory(model, error)) {
     return absl::InvalidArgumentError(absl::StrCat("--model is \"", model, "\"; the limit is a folder that exists"));
   }
-  if (auto status = ValidateListen("listen", listen, insecure); !status.ok()) return status;
-  if (!metrics_listen.empty()) {
-    if (auto status = ValidateListen("metrics_listen", metrics_listen, insecure); !status.ok()) return status;
-  }
+  if (auto access = ValidateAccess(); !access.ok()) return access;
   if (worker_id.size() > 128) {
     return absl::InvalidArgumentError(absl::StrCat("--worker_id has ", worker_id.size(), " bytes; the limit is 128"));
   }

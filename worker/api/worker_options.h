@@ -4,25 +4,31 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "service/tls_identity.h"
 
 namespace millrace {
 
 struct WorkerOptions {
   std::string model;       // a Hugging Face folder: config.json and safetensors. Required
   std::string model_name;  // as clients and routers call it; empty: the folder's name
-  // HOST:PORT; port 0 takes a free one. The stream is neither encrypted nor authenticated, so an address other than
-  // loopback needs `insecure`.
+  // HOST:PORT; port 0 takes a free one. Without TLS the stream is neither encrypted nor authenticated, so an address
+  // other than loopback needs `unencrypted`.
   std::string listen = "127.0.0.1:50061";
-  std::string metrics_listen = "127.0.0.1:0";  // of /metrics, likewise; empty: none
+  std::string metrics_listen = "127.0.0.1:0";  // of /metrics; beyond loopback likewise; empty: none
+  std::string probe_listen;                    // of health in plaintext, for probes without a certificate; empty: none
+  TlsFiles tls;                                // all three files, or none: who connects must have a certificate, too
+  std::vector<std::string> router_identity = {"spiffe://millrace/router"};  // one of them is in a router's certificate
   // Anyone who reaches the port can then read every prompt and output, and command this worker.
-  bool insecure = false;
-  std::string worker_id;       // at most 128 bytes, e.g. the pod's name; empty: the instance id
-  std::string device = "cpu";  // cpu, cuda or cuda:N, the N-th GPU
-  int threads = 0;             // compute threads on the CPU, 1 … 1,024; 0: one per core
+  bool unencrypted = false;
+  bool unencrypted_metrics = false;  // that of /metrics alone
+  std::string worker_id;             // at most 128 bytes, e.g. the pod's name; empty: the instance id
+  std::string device = "cpu";        // cpu, cuda or cuda:N, the N-th GPU
+  int threads = 0;                   // compute threads on the CPU, 1 … 1,024; 0: one per core
   // Of the KV pool; a number with an optional suffix KiB, MiB, GiB or TiB. Empty: 1 GiB on the CPU, on a GPU what
   // gpu_memory_fraction leaves.
   std::string kv_memory;
@@ -50,6 +56,9 @@ struct WorkerOptions {
   int step_rows() const;
   int num_threads() const;
   std::string name() const;
+
+ private:
+  absl::Status ValidateAccess() const;
 };
 
 // "512MiB" is 536870912. INVALID_ARGUMENT if it is no such number, or not below 2^60.

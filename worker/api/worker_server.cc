@@ -53,8 +53,10 @@ worker::v1::Ready DescribeWorker(const WorkerOptions& options, const ModelConfig
 
 }  // namespace
 
-WorkerServer::WorkerServer(std::unique_ptr<Engine> engine, worker::v1::Ready ready, absl::Duration silence)
-    : ready_(std::move(ready)),
+WorkerServer::WorkerServer(std::unique_ptr<Engine> engine, worker::v1::Ready ready,
+                           std::unique_ptr<WorkerAccess> access, absl::Duration silence)
+    : access_(std::move(access)),
+      ready_(std::move(ready)),
       metrics_(engine->options()),
       engine_(std::move(engine)),
       service_(*engine_, ready_, metrics_, silence),
@@ -62,6 +64,8 @@ WorkerServer::WorkerServer(std::unique_ptr<Engine> engine, worker::v1::Ready rea
                  [this] { return Readiness::Sample{.ready = true, .progress = metrics_.SampleProgress(*engine_)}; }) {}
 
 absl::StatusOr<std::unique_ptr<WorkerServer>> WorkerServer::Start(const WorkerOptions& options) {
+  auto access = WorkerAccess::Open(options.tls, options.router_identity);
+  if (!access.ok()) return access.status();
   auto fingerprint = ModelFingerprint(options.model);
   if (!fingerprint.ok()) return fingerprint.status();
   if (options.gpu() >= Stream::CountCuda()) {
@@ -103,15 +107,17 @@ absl::StatusOr<std::unique_ptr<WorkerServer>> WorkerServer::Start(const WorkerOp
   engine.step_cost = MeasureStepCost(**runner, engine.limits);
   worker::v1::Ready ready =
       DescribeWorker(options, config, *fingerprint, engine, MeasureDrafters(**runner, engine.limits));
-  return Serve(std::make_unique<Engine>(*std::move(runner), engine), std::move(ready),
-               {options.listen, options.metrics_listen});
+  return Serve(std::make_unique<Engine>(*std::move(runner), engine), std::move(ready), *std::move(access),
+               {options.listen, options.metrics_listen, options.probe_listen});
 }
 
 absl::StatusOr<std::unique_ptr<WorkerServer>> WorkerServer::Serve(std::unique_ptr<Engine> engine,
                                                                   worker::v1::Ready ready,
+                                                                  std::unique_ptr<WorkerAccess> access,
                                                                   const WorkerAddresses& addresses,
                                                                   absl::Duration silence) {
-  std::unique_ptr<WorkerServer> worker(new WorkerServer(std::move(engine), std::move(ready), silence));
+  std::unique_ptr<WorkerServer> worker(
+      new WorkerServer(std::move(engine), std::move(ready), std::move(access), silence));
   if (absl::Status status = worker->Listen(addresses); !status.ok()) return status;
   return worker;
 }
@@ -120,7 +126,7 @@ absl::Status WorkerServer::Listen(const WorkerAddresses& addresses) {
   grpc::reflection::InitProtoReflectionServerBuilderPlugin();
   grpc::ServerBuilder builder;
   int port = 0;
-  builder.AddListeningPort(addresses.listen, grpc::InsecureServerCredentials(), &port);
+  builder.AddListeningPort(addresses.listen, access_->ForRouters(), &port);
   builder.RegisterService(&service_);
   builder.RegisterService(&health_);
   SetServerLimits({.max_message_bytes = kMaxMessageBytes, .max_streams = kMaxStreams, .keepalive_ms = kKeepaliveMs},
@@ -134,14 +140,22 @@ absl::Status WorkerServer::Listen(const WorkerAddresses& addresses) {
   address->port = port;
   address_ = address->ToString();
   if (!addresses.metrics_listen.empty()) {
-    auto metrics = MetricsServer::Start(
-        addresses.metrics_listen, [this](MetricPage* page) { metrics_.Fill(ready_, *engine_, readiness_, page); });
+    auto metrics = MetricsServer::Start(addresses.metrics_listen, [this](MetricPage* page) {
+      metrics_.Fill(ready_, *engine_, readiness_, page);
+      access_->Fill(page);
+    });
     if (!metrics.ok()) return metrics.status();
     metrics_server_ = *std::move(metrics);
+  }
+  if (!addresses.probe_listen.empty()) {
+    auto probe = ProbeServer::Start(addresses.probe_listen, &health_);
+    if (!probe.ok()) return probe.status();
+    probe_ = *std::move(probe);
   }
   Log(LogLevel::kInfo, "serving",
       {{"address", address_},
        {"metrics", metrics_address()},
+       {"probes", probe_address()},
        {"model", ready_.model().name()},
        {"worker", ready_.worker_id()},
        {"slots", ready_.num_slots()},

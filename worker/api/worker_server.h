@@ -11,8 +11,10 @@
 #include "millrace/worker/v1/worker.pb.h"
 #include "service/health_service.h"
 #include "service/metrics_server.h"
+#include "service/probe_server.h"
 #include "service/readiness.h"
 #include "worker/api/execute_service.h"
+#include "worker/api/worker_access.h"
 #include "worker/api/worker_metrics.h"
 #include "worker/api/worker_options.h"
 #include "worker/engine/engine.h"
@@ -23,6 +25,7 @@ namespace millrace {
 struct WorkerAddresses {
   std::string listen;
   std::string metrics_listen;  // empty: without /metrics
+  std::string probe_listen;    // empty: without health in plaintext
 };
 
 class WorkerServer {
@@ -34,6 +37,7 @@ class WorkerServer {
   static absl::StatusOr<std::unique_ptr<WorkerServer>> Start(const WorkerOptions& options);
   // Serves an engine that exists: what Start does after loading.
   static absl::StatusOr<std::unique_ptr<WorkerServer>> Serve(std::unique_ptr<Engine> engine, worker::v1::Ready ready,
+                                                             std::unique_ptr<WorkerAccess> access,
                                                              const WorkerAddresses& addresses,
                                                              absl::Duration silence = kMaxSilence);
   // Ends streams with UNAVAILABLE.
@@ -46,13 +50,17 @@ class WorkerServer {
   const std::string& address() const { return address_; }  // HOST:PORT, with the port that was taken
   // HOST:PORT of /metrics; empty: none.
   std::string metrics_address() const { return metrics_server_ == nullptr ? "" : metrics_server_->address(); }
+  // HOST:PORT of health in plaintext; empty: none.
+  std::string probe_address() const { return probe_ == nullptr ? "" : probe_->address(); }
   const Engine& engine() const { return *engine_; }
 
  private:
-  WorkerServer(std::unique_ptr<Engine> engine, worker::v1::Ready ready, absl::Duration silence);
+  WorkerServer(std::unique_ptr<Engine> engine, worker::v1::Ready ready, std::unique_ptr<WorkerAccess> access,
+               absl::Duration silence);
 
   absl::Status Listen(const WorkerAddresses& addresses);
 
+  const std::unique_ptr<WorkerAccess> access_;
   const worker::v1::Ready ready_;
   WorkerMetrics metrics_;  // the engine's thread writes to it
   std::unique_ptr<Engine> engine_;
@@ -60,6 +68,7 @@ class WorkerServer {
   ExecuteService service_;
   Readiness readiness_;
   std::unique_ptr<MetricsServer> metrics_server_;
+  std::unique_ptr<ProbeServer> probe_;
   std::unique_ptr<grpc::Server> server_;
   std::string address_;
 };

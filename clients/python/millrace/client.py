@@ -2,6 +2,8 @@
 from __future__ import annotations
 
 import json
+import os
+import pathlib
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -20,8 +22,11 @@ class Client:
     """Asks the first router that answers, and goes on at the next when one is lost. Any thread.
 
     addresses: "HOST:PORT", or several of them: routers that serve the same model.
-    credentials: of TLS; without, the connection is plaintext.
+    ca: PEM file of who must have signed the routers' certificates; given, or `credentials`: TLS, else plaintext.
+    certificate, key: PEM files of what the client shows, where routers want that.
+    credentials: instead of these three.
     token: sent as `authorization: Bearer …` with every call.
+    token_file: of the token, instead of it; read again for each call, so that it may be replaced.
     patience: seconds that a call goes on looking for a router after the latest sign of life, before it raises Unavailable.
 
     `sampling` of generate and chat are the fields of SamplingParams in inference.proto: temperature, max_tokens, stop, n …
@@ -31,13 +36,23 @@ class Client:
         self,
         addresses: str | Sequence[str],
         *,
+        ca: str | os.PathLike | None = None,
+        certificate: str | os.PathLike | None = None,
+        key: str | os.PathLike | None = None,
         credentials: grpc.ChannelCredentials | None = None,
         token: str | None = None,
+        token_file: str | os.PathLike | None = None,
         patience: float = 30.0,
     ):
         addresses = [addresses] if isinstance(addresses, str) else list(addresses)
+        if ca is not None and credentials is None:
+            credentials = grpc.ssl_channel_credentials(_read(ca), _read(key), _read(certificate))
+        elif ca is not None or certificate is not None or key is not None:
+            raise ValueError("ca, certificate and key stand for credentials, and the latter two need ca")
+        if token is not None and token_file is not None:
+            raise ValueError("token and token_file are both given")
         self._routers = Routers(addresses, credentials, patience)
-        self._metadata = [("authorization", f"Bearer {token}")] if token else []
+        self._token, self._token_file = token, token_file
 
     def generate(
         self,
@@ -106,9 +121,13 @@ class Client:
     def __exit__(self, *_) -> None:
         self.close()
 
+    def _metadata(self) -> list[tuple[str, str]]:
+        token = self._token if self._token_file is None else _read(self._token_file).decode().strip()
+        return [("authorization", f"Bearer {token}")] if token else []
+
     def _answer(self, request: pb.GenerateRequest, timeout: float | None, sampling: Mapping[str, Any]) -> Answer:
         request.sampling.CopyFrom(pb.SamplingParams(**sampling))
-        return Answer(Search(self._routers, timeout), request, self._metadata)
+        return Answer(Search(self._routers, timeout), request, self._metadata())
 
     def _call(self, method: str, request, response_class, timeout: float | None):
         search = Search(self._routers, timeout)
@@ -119,13 +138,17 @@ class Client:
                 response_deserializer=response_class.FromString,
             )
             try:
-                response = call(request, timeout=search.time_left(), metadata=self._metadata)
+                response = call(request, timeout=search.time_left(), metadata=self._metadata())
             except grpc.RpcError as error:
                 if error.code() == grpc.StatusCode.UNAVAILABLE and search.failed(time.sleep):
                     continue
                 raise make_error(error.code(), error.details() or "") from error
             search.succeeded()
             return response
+
+
+def _read(path: str | os.PathLike | None) -> bytes | None:
+    return None if path is None else pathlib.Path(path).read_bytes()
 
 
 def _chat(messages, tools, template_kwargs, add_generation_prompt) -> pb.Chat:

@@ -55,8 +55,8 @@ TEST(WorkerOptions, TakesADeviceAndItsDefaults) {
 }
 
 TEST(WorkerOptions, LeavesLoopbackOnlyWhenTold) {
-  EXPECT_THAT(Changed([](auto& o) { o.listen = "0.0.0.0:50061"; }), HasSubstr("--insecure"));
-  EXPECT_EQ(Changed([](auto& o) { o.listen = "0.0.0.0:50061", o.insecure = true; }), "");
+  EXPECT_THAT(Changed([](auto& o) { o.listen = "0.0.0.0:50061"; }), HasSubstr("--unencrypted"));
+  EXPECT_EQ(Changed([](auto& o) { o.listen = "0.0.0.0:50061", o.unencrypted = true; }), "");
   EXPECT_EQ(Changed([](auto& o) { o.listen = "localhost:0"; }), "");
 }
 
