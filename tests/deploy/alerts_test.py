@@ -82,6 +82,10 @@ CASES = {
         [worker("process_start_time_seconds", f"1x20 2x4 3x4 4x{MINUTES}")],
         [worker("process_start_time_seconds", f"1x20 2x8 3x{MINUTES}")],
     ),
+    "MillraceCertificateExpires": (  # the tests' clock starts at 0
+        [worker("millrace_certificate_expiry_timestamp_seconds", steady(6 * 86400), ',certificate="serving"')],
+        [worker("millrace_certificate_expiry_timestamp_seconds", steady(7 * 86400 + 3600), ',certificate="serving"')],
+    ),
     "MillraceStuck": ([worker("millrace_stuck", steady(1))], [worker("millrace_stuck", f"0x30 1 0x{MINUTES}")]),
     "MillraceQueueNotServed": (queue(5, 0), queue(5, 1)),
     "MillraceQueueTimeHigh": (queue_times(10), queue_times(4)),

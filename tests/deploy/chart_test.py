@@ -83,7 +83,33 @@ class Chart(unittest.TestCase):
             self.assertFalse(of_kind(render(values, *OPERATOR, "--set", option + "false"), kind))
 
     def test_plaintext_must_be_said(self):
-        self.assertIn("whoever reaches their ports", refusal("--set", "plaintext=false"))
+        for missing in ("router", "workers", "worker"):
+            said = refusal("--set", f"tls.{missing}.existingSecret=", values=BY_NAME["secured"])
+            self.assertTrue("whoever reaches their ports" in said or "both must name a Secret" in said, said)
+        for values in VALUES:
+            for component in ("router", "worker"):
+                arguments = pod_of(render(values), component)[1]["containers"][0]["args"]
+                self.assertEqual("--unencrypted" in arguments, values.stem != "secured")
+
+    def test_secrets_are_mounted_whole_where_the_flags_look_for_them(self):
+        objects = render(BY_NAME["secured"])
+        for component in ("router", "worker", "test"):
+            _, spec = pod_of(objects, component)
+            container = spec["containers"][0]
+            folders = {mount["mountPath"]: mount for mount in container["volumeMounts"]}
+            secrets = {volume["name"] for volume in spec["volumes"] if "secret" in volume}
+            used = set()
+            for argument in container["args"]:
+                path = argument.split("=")[-1]
+                if path.startswith("/run/"):
+                    mount = folders[path.rsplit("/", 1)[0]]
+                    self.assertTrue(mount["readOnly"] and "subPath" not in mount, argument)
+                    used.add(mount["name"])
+            self.assertEqual(used, secrets)
+        self.assertEqual(len(secrets), 2)
+        keys = [volume["secret"].get("items") for volume in pod_of(objects, "test")[1]["volumes"]]
+        self.assertNotIn("tls.key", str(keys))
+        self.assertTrue(all(keys), "the test sees more than it needs")
 
     def test_values_out_of_range_are_refused(self):
         for wrong in (
@@ -99,6 +125,12 @@ class Chart(unittest.TestCase):
             "model.name=",
             "model.init.image=x",
             "model.claim.name=",
+            "tokens.existingSecret=x",
+            "tls.worker.existingSecret=x",
+            "tls.workers.existingSecret=X_",
+            "tls.workerIdentity=",
+            "router.flags.unencrypted=true",
+            "worker.flags.tls_key=x",
             "worker.autoscaling.enabled=true",
         ):
             self.assertTrue(refusal("--set", wrong, values=BY_NAME["laptop"]), f"{wrong} was taken")
@@ -180,7 +212,7 @@ class Chart(unittest.TestCase):
     def test_gpus_are_whole_and_equal_in_requests_and_limits(self):
         for values in VALUES:
             resources = pod_of(render(values), "worker")[1]["containers"][0]["resources"]
-            wanted = None if values.stem == "laptop" else "1"
+            wanted = None if values.stem in ("laptop", "secured") else "1"
             self.assertEqual(resources["limits"].get("nvidia.com/gpu"), wanted)
             self.assertEqual(resources["requests"].get("nvidia.com/gpu"), wanted)
 
@@ -219,7 +251,8 @@ class Chart(unittest.TestCase):
             self.assertEqual(done.returncode, 0, done.stderr)
             notes = done.stdout.split("NOTES:")[1]
             self.assertIn(f"{FLEET}-router.{NAMESPACE}.svc:50051", notes)
-            self.assertIn("Nothing here is encrypted or authenticated.", notes)
+            self.assertEqual("neither encrypted nor authenticated" in notes, values.stem != "secured", notes)
+            self.assertEqual("TLS" in notes, values.stem == "secured", notes)
 
     def test_two_releases_share_no_name_and_no_pod(self):
         def names(release):

@@ -63,8 +63,10 @@ class Hardening(unittest.TestCase):
         for where, _, spec in self.every_pod():
             for volume in spec.get("volumes", []):
                 kind = next(key for key in volume if key != "name")
-                self.assertIn(kind, ("emptyDir", "persistentVolumeClaim"), where)
-                if kind == "emptyDir":
+                self.assertIn(kind, ("emptyDir", "persistentVolumeClaim", "secret"), where)
+                if kind == "secret":
+                    self.assertEqual(volume[kind]["defaultMode"] & 0o222, 0, where)
+                elif kind == "emptyDir":
                     self.assertIn("sizeLimit", volume[kind], where)
                     self.assertTrue(volume["name"] == "model" or volume[kind]["medium"] == "Memory", where)
                 else:
@@ -138,7 +140,7 @@ class Hardening(unittest.TestCase):
         for where, objects in self.every():
             for component, service in ready.items():
                 container = pod_of(objects, component)[1]["containers"][0]
-                port = next(port["containerPort"] for port in container["ports"] if port["name"] == "grpc")
+                port = next(port["containerPort"] for port in container["ports"] if port["name"] == "probes")
                 for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
                     self.assertEqual(container[probe]["grpc"]["port"], port, where)
                     for field in ("periodSeconds", "timeoutSeconds", "failureThreshold"):
@@ -333,7 +335,6 @@ class EveryRowCanFail(unittest.TestCase):
 
 if __name__ == "__main__":
     print(
-        "not covered, for there is nothing to check: mutual TLS and token files (the programs speak plaintext), "
-        "signatures and provenance of images"
+        "not covered, for there is nothing to check: signatures and provenance of images"
     )
     unittest.main()

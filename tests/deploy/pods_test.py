@@ -12,7 +12,9 @@ import sys
 import tempfile
 import unittest
 
-from chart import CHART, NAMESPACE, of_kind, pod_of, render
+from chart import CHART, FLEET, NAMESPACE, of_kind, pod_of, render
+sys.path.append(str(pathlib.Path(__file__).resolve().parent.parent / "cluster"))
+from authority import Authority  # noqa: E402
 from container_test import BIN, IMAGE, MISSING, MODEL, ROOT, podman, run
 
 PROBE = """
@@ -57,14 +59,16 @@ class Pods(unittest.TestCase):
     def setUpClass(cls):
         run(ROOT / "deploy" / "container" / "build.sh", BIN, IMAGE)
 
-    def render(self, discovery):
+    def render(self, values, discovery):
         repository, tag = IMAGE.rsplit(":", 1)
         options = [f"image.repository={repository},image.tag={tag},router.drainSeconds=2,worker.drainSeconds=2"]
         options.append(f"worker.flags.kv_memory=16MiB,worker.flags.threads=1,worker.discovery={discovery}")
-        # In one network the two cannot both have the metrics' port.
+        # In one network the two cannot have the same ports.
         self.objects = {
-            component: render(CHART / "values" / "laptop.yaml", "--set", ",".join([*options, f"metrics.port={port}"]))
-            for component, port in (("router", 9464), ("worker", 9465), ("test", 9464))
+            component: render(
+                CHART / "values" / values, "--set", ",".join([*options, f"metrics.port={port},probes.port={port + 1}"])
+            )
+            for component, port in (("router", 9464), ("worker", 9564), ("test", 9464))
         }
 
     def start(self, component, name, *network):
@@ -85,8 +89,10 @@ class Pods(unittest.TestCase):
         options += ["--user", f"{security['runAsUser']}:{security['runAsGroup']}"]
         options += ["--cap-drop", *security["capabilities"]["drop"], "--security-opt", "no-new-privileges"]
         options += ["--read-only", "--read-only-tmpfs=false"] if security["readOnlyRootFilesystem"] else []
+        volumes = {volume["name"]: volume for volume in spec.get("volumes", [])}
         for mount in container.get("volumeMounts", []):
-            options += ["--volume", f"{MODEL}:{mount['mountPath']}:ro"]
+            secret = volumes[mount["name"]].get("secret", {}).get("secretName")
+            options += ["--volume", f"{self.secrets / secret if secret else MODEL}:{mount['mountPath']}:ro"]
         for key, value in environment.items():
             options += ["--env", f"{key}={value}"]
         command, arguments = container["command"], [filled(argument) for argument in container.get("args", [])]
@@ -140,10 +146,32 @@ class Pods(unittest.TestCase):
         self.addCleanup(server.kill)
         self.assertEqual(server.stdout.readline(), "listening\n")
 
+    def issue(self):
+        """The Secrets that values/secured.yaml names, as the kubelet would mount them."""
+        authority = Authority(self.secrets)
+        service = f"{FLEET}-router"
+        for secret, names in (
+            ("millrace-router-tls", {"hosts": [service]}),
+            ("millrace-workers-tls", {"uris": ["spiffe://millrace/router"]}),
+            ("millrace-worker-tls", {"uris": ["spiffe://millrace/worker"]}),
+        ):
+            files = authority.issue(secret, **names)
+            for key, path in (("tls.crt", files.certificate), ("tls.key", files.key), ("ca.crt", files.ca)):
+                self.write(secret, key, path.read_bytes())
+        self.write("millrace-tokens", "tokens", b"0123456789abcdef a-tenant\n")
+        self.write("millrace-tokens", "admin_tokens", b"fedcba9876543210\n")
+
+    def write(self, secret, key, content):
+        path = self.secrets / secret / key
+        path.parent.mkdir(exist_ok=True)
+        path.parent.chmod(0o755)
+        path.write_bytes(content)
+        path.chmod(0o444)
+
     def test_they_start_become_ready_answer_show_metrics_and_end(self):
-        for discovery in ("static", "dns"):
-            with self.subTest(discovery):
-                self.render(discovery)
+        for values, discovery in (("laptop.yaml", "static"), ("laptop.yaml", "dns"), ("secured.yaml", "dns")):
+            with self.subTest(values, discovery=discovery):
+                self.render(values, discovery)
                 self.live()
             self.doCleanups()
 
@@ -155,6 +183,8 @@ class Pods(unittest.TestCase):
         resolver.write_text(f"{search}\nnameserver 127.0.0.1\noptions ndots:5\n", encoding="utf-8")
         resolver.chmod(0o644)
         pathlib.Path(folder.name).chmod(0o755)
+        self.secrets = pathlib.Path(folder.name)
+        self.issue()
         names = ["--volume", f"{resolver}:/etc/resolv.conf:ro"]
         workers = of_kind(self.objects["worker"], "StatefulSet")[0]
         worker_name = workers["metadata"]["name"] + "-0"

@@ -40,8 +40,18 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 
 {{/* Refusals that a schema cannot express. */}}
 {{- define "millrace.check" -}}
-{{- if not .Values.plaintext }}
-{{- fail "plaintext is false. Router and worker speak plaintext without authentication: whoever reaches their ports can read prompts and command the workers. Set plaintext=true if the network between the pods and their clients is trusted." }}
+{{- $tls := .Values.tls }}
+{{- if and (not .Values.plaintext) (not (and $tls.router.existingSecret $tls.workers.existingSecret $tls.worker.existingSecret)) }}
+{{- fail "plaintext is false and not all of tls.router, tls.workers and tls.worker name a Secret. In plaintext, without authentication, whoever reaches their ports can read prompts and command the workers. Set plaintext=true if the network between the pods and their clients is trusted." }}
+{{- end }}
+{{- if ne (empty $tls.workers.existingSecret) (empty $tls.worker.existingSecret) }}
+{{- fail "tls.workers and tls.worker are the two ends of one connection: both must name a Secret, or neither" }}
+{{- end }}
+{{- if and .Values.tokens.existingSecret (not $tls.router.existingSecret) }}
+{{- fail "tokens.existingSecret needs tls.router.existingSecret: a token in plaintext is whoever's who listens" }}
+{{- end }}
+{{- if and .Values.tokens.existingSecret (not .Values.tokens.clients) (not .Values.tokens.admin) }}
+{{- fail "tokens.existingSecret is set and neither tokens.clients nor tokens.admin names a key of it" }}
 {{- end }}
 {{- if not .Values.model.name }}{{ fail "model.name is empty; it must be what clients call the model" }}{{ end }}
 {{- if eq (empty .Values.model.claim.name) (empty .Values.model.init.image) }}

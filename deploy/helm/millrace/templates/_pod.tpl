@@ -56,6 +56,31 @@ initContainers:
   {{- end }}
 {{- end }}
 
+{{/* A Secret's files, which follow the Secret: (dict "name" volume "secret" its name). Mounted whole, as a subPath would not follow. */}}
+{{- define "millrace.secretMount" -}}
+{{- if .secret }}
+- {name: {{ .name }}, mountPath: /run/millrace/{{ .name }}, readOnly: true}
+{{- end }}
+{{- end }}
+
+{{- define "millrace.secretVolume" -}}
+{{- if .secret }}
+- name: {{ .name }}
+  secret: {secretName: {{ .secret }}, defaultMode: 0444}
+{{- end }}
+{{- end }}
+
+{{/* (dict "name" volume "secret" its name "prefix" of the flags "ca" whether peers are checked) */}}
+{{- define "millrace.tlsFlags" -}}
+{{- if .secret }}
+- --{{ .prefix }}_certificate=/run/millrace/{{ .name }}/tls.crt
+- --{{ .prefix }}_key=/run/millrace/{{ .name }}/tls.key
+{{- if .ca }}
+- --{{ .prefix }}_ca=/run/millrace/{{ .name }}/ca.crt
+{{- end }}
+{{- end }}
+{{- end }}
+
 {{/* Alive is the process itself; ready is what the named service says. (dict "port" … "service" … "startupSeconds" …) */}}
 {{- define "millrace.probes" -}}
 startupProbe:
