@@ -14,7 +14,7 @@ import unittest
 import urllib.request
 
 from authority import Authority, serial_of
-from processes import BIN, FIXTURES, admin_pb2, admin_pb2_grpc, grpc, millrace
+from processes import BIN, FIXTURES, admin_pb2, admin_pb2_grpc, free_address, grpc, millrace
 from millrace.v1 import inference_pb2 as pb, inference_pb2_grpc
 
 MODEL = FIXTURES / "qwen3-tiny-untied"
@@ -381,6 +381,55 @@ class Rotation(unittest.TestCase):
         self.assertIn("no certificate in PEM form", self.router.wait_for("certificate_unusable of=serving"))
         self.issue()
         self.router.wait_for(r" certificate of=serving", 2)
+
+
+class Lone(unittest.TestCase):
+    """A router without workers is enough to be refused by."""
+
+    def setUp(self):
+        self.folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory(prefix="millrace-tls-")))
+        self.token, self.wrong = self.folder / "token", self.folder / "wrong"
+        self.token.write_text(CLIENT_TOKEN + "\n")
+        self.wrong.write_text("no-such-token-at-all\n")
+
+    def router(self, *options):
+        router = Process("millrace-router", f"--workers={free_address()}", *options)
+        self.addCleanup(router.stop)
+        return f"localhost:{router.said('port')}"
+
+    def status(self, address, *options):
+        done = subprocess.run([BIN / "millrace", "status", "--router", address, *map(str, options)], capture_output=True, text=True)
+        return done.returncode, done.stderr
+
+    def test_clients_can_be_known_by_certificates(self):
+        ca, strangers = Authority(self.folder), Authority(self.folder, "strangers")
+        serving, client = ca.issue("serving", hosts=["localhost"]), ca.issue("client", uris=["spiffe://millrace/client"])
+        stranger = strangers.issue("stranger", uris=["spiffe://millrace/client"])
+        address = self.router(*tls_flags(serving))
+        self.assertEqual(self.status(address, "--ca", ca.file, "--certificate", client.certificate, "--key", client.key)[0], 0)
+        self.assertIn("cannot reach", self.status(address, "--ca", ca.file)[1])
+        self.assertIn("cannot reach", self.status(address, "--ca", ca.file, "--certificate", stranger.certificate,
+                                                  "--key", stranger.key)[1])
+        self.assertIn("cannot reach", self.status(address, "--ca", strangers.file)[1])
+        with millrace.Client(address, ca=ca.file, certificate=client.certificate, key=client.key) as known:
+            self.assertEqual([model.name for model in known.models(timeout=TIMEOUT_S)], [MODEL.name])
+        with millrace.Client(address, ca=ca.file, patience=0.2) as unknown, self.assertRaises(millrace.Unavailable):
+            unknown.models(timeout=TIMEOUT_S)
+
+    def test_tokens_guard_a_router_on_loopback_without_tls(self):
+        address = self.router(f"--admin_tokens={self.token}")
+        self.assertEqual(self.status(address, "--token_file", self.token)[0], 0)
+        self.assertIn("UNAUTHENTICATED: a bearer token is required", self.status(address)[1])
+        self.assertIn("UNAUTHENTICATED: the bearer token is not valid", self.status(address, "--token_file", self.wrong)[1])
+        with millrace.Client(address) as client:  # only administration is guarded
+            self.assertEqual(len(client.models(timeout=TIMEOUT_S)), 1)
+        address = self.router(f"--tokens={self.token}")
+        self.assertIn("PERMISSION_DENIED", self.status(address, "--token_file", self.token)[1])
+        with millrace.Client(address, token_file=self.token) as client:
+            self.assertEqual(len(client.models(timeout=TIMEOUT_S)), 1)
+        with millrace.Client(address, token="no-such-token-at-all") as client, self.assertRaises(millrace.Error) as refusal:
+            client.models(timeout=TIMEOUT_S)
+        self.assertEqual(refusal.exception.code, grpc.StatusCode.UNAUTHENTICATED)
 
 
 class Start(unittest.TestCase):
