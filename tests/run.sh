@@ -1,6 +1,7 @@
 #!/bin/sh
 # run.sh: installs what is missing, builds and tests everything; what CI runs. Arguments choose parts of it:
-#   house cpu cluster deploy asan tsan cuda      (all but deploy by default; MILLRACE_KEEP_GOING=1 goes on after a failed part)
+#   house cpu cluster deploy clients asan tsan cuda
+# All but deploy and clients by default; MILLRACE_KEEP_GOING=1 goes on after a failed part.
 set -eu
 root=$(cd "$(dirname "$0")/.." && pwd); cd "$root"
 say() { printf '\033[1m== %s (%s)\033[0m\n' "$1" "$(date +%T)"; }
@@ -38,6 +39,10 @@ deploy() {  # 100 MB of tools, so only when asked for
   deploy/install_dependencies.sh --deploy
   build cpu --target millrace-cli millrace-router millrace-worker
   python_tests build/cpu/bin tests/deploy/*_test.py
+}
+clients() {  # 400 MB of compilers, so only when asked for
+  build cpu --target millrace-router millrace-worker
+  MILLRACE_CLIENTS=install python_tests build/cpu/bin tests/clients/*_test.py
 }
 asan() {  # by clang, whose thread-safety analysis is an error there
   build asan --target tsan_tests text_test checkpoint_test model_config_test millrace-cli millrace-router millrace-worker

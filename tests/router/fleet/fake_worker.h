@@ -88,9 +88,10 @@ class FakeWorker final : public worker::v1::WorkerService::Service {
     server_->Shutdown(std::chrono::system_clock::now());
     server_.reset();
   }
-  void Listen(int port) {
+  void Listen(int port,
+              const std::shared_ptr<grpc::ServerCredentials>& credentials = grpc::InsecureServerCredentials()) {
     grpc::ServerBuilder builder;
-    builder.AddListeningPort(absl::StrCat("127.0.0.1:", port), grpc::InsecureServerCredentials(), &port_);
+    builder.AddListeningPort(absl::StrCat("127.0.0.1:", port), credentials, &port_);
     builder.RegisterService(this);
     builder.SetMaxReceiveMessageSize(-1);
     builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 1000);
