@@ -1,5 +1,5 @@
 // millrace-worker: serves one model to one router. Exit codes: 0 at most --drain_ms and 3 s after SIGTERM or SIGINT, 1
-// if the model cannot be loaded or the address not be taken, 2 if an option is wrong, 3 if the GPU failed.
+// if model or certificate cannot be loaded or the address not be taken, 2 if an option is wrong, 3 if the GPU failed.
 #include <cstdio>
 #include <string>
 #include <vector>

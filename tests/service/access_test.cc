@@ -1,12 +1,17 @@
 #include <unistd.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <map>
 #include <string>
+#include <thread>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/blocking_counter.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/synchronization/notification.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "service/once_a_minute.h"
@@ -119,6 +124,42 @@ TEST(ProbeServer, SaysWhatHealthSays) {
   EXPECT_EQ(client.Check("service"), HealthCheckResponse::NOT_SERVING);
   health.SetServing("service", true);
   EXPECT_EQ(client.Check("service"), HealthCheckResponse::SERVING);
+}
+
+// Takes a thread of gRPC's for each call until it is released.
+class Blocking final : public grpc::health::v1::Health::CallbackService {
+ public:
+  grpc::ServerUnaryReactor* Check(grpc::CallbackServerContext* context, const HealthCheckRequest*,
+                                  HealthCheckResponse*) override {
+    begun_.DecrementCount();
+    released_.WaitForNotification();
+    grpc::ServerUnaryReactor* const reactor = context->DefaultReactor();
+    reactor->Finish(grpc::Status::OK);
+    return reactor;
+  }
+  // As many as gRPC has threads for handlers.
+  const int threads_ = std::clamp(static_cast<int>(std::thread::hardware_concurrency()) / 2, 2, 16);
+  absl::BlockingCounter begun_{threads_};
+  absl::Notification released_;
+};
+
+TEST(ProbeServer, AnswersWhileAllOtherThreadsAreTaken) {
+  Blocking blocking;
+  grpc::ServerBuilder builder;
+  int port = 0;
+  builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port);
+  builder.RegisterService(&blocking);
+  const auto server = builder.BuildAndStart();
+  HealthService health;
+  const auto probe = *ProbeServer::Start("127.0.0.1:0", &health);
+  std::vector<std::thread> callers;
+  for (int i = 0; i < blocking.threads_; ++i) {
+    callers.emplace_back([&] { HealthClient(absl::StrCat("127.0.0.1:", port)).Check(""); });
+  }
+  blocking.begun_.Wait();
+  EXPECT_EQ(HealthClient(probe->address()).Check(""), HealthCheckResponse::SERVING);
+  blocking.released_.Notify();
+  for (std::thread& caller : callers) caller.join();
 }
 
 }  // namespace
