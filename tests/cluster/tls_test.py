@@ -348,6 +348,24 @@ class Rotation(unittest.TestCase):
         self.addCleanup(successor.stop)
         successor.address  # noqa: B018  waits
 
+    def test_a_lost_worker_costs_no_stream(self):
+        other = Process("millrace-worker", "--threads=1", "--kv_memory=32MiB", *tls_flags(self.worker_files))
+        self.addCleanup(other.stop)
+        router = Process("millrace-router", f"--workers={self.worker.address},{other.address}",
+                         *tls_flags(self.router_files, "workers_tls"), *tls_flags(self.serving, with_ca=False))
+        self.addCleanup(router.stop)
+        router.address  # noqa: B018  waits
+        router.wait_for("worker_ready", 2)
+        with channel(router.address, self.ca.file) as to:
+            stub = inference_pb2_grpc.InferenceServiceStub(to)
+            streams = [stub.Generate(request(tokens=STREAM_TOKENS, seed=seed), timeout=TIMEOUT_S) for seed in range(2 * CLIENTS)]
+            lengths = [len(next(stream).token_ids) for stream in streams]
+            other.process.kill()
+            for i, stream in enumerate(streams):
+                lengths[i] += sum(len(piece.token_ids) for piece in stream)
+        self.assertEqual(lengths, [STREAM_TOKENS] * len(streams))
+        router.wait_for("worker_lost")
+
     def test_tokens_rotate(self):
         def code(token):
             with channel(self.router.address, self.ca.file, token=token) as to:

@@ -209,6 +209,17 @@ class Chart(unittest.TestCase):
                 )
                 self.assertEqual(monitor["spec"]["namespaceSelector"], {"matchNames": [NAMESPACE]})
 
+    def test_probes_from_elsewhere_than_the_node_are_let_in_only_when_asked_for(self):
+        def open_ports(*options):
+            for found in of_kind(render(BY_NAME["secured"], *options), "NetworkPolicy"):
+                for rule in found["spec"].get("ingress") or []:
+                    yield rule["ports"][0]["port"], rule["from"]
+
+        self.assertNotIn("probes", dict(open_ports()))
+        nodes = '[{"ipBlock":{"cidr":"10.0.0.0/24"}}]'
+        opened = [peers for port, peers in open_ports("--set-json", f"networkPolicy.probes={nodes}") if port == "probes"]
+        self.assertEqual(opened, [[{"ipBlock": {"cidr": "10.0.0.0/24"}}]] * 2)
+
     def test_gpus_are_whole_and_equal_in_requests_and_limits(self):
         for values in VALUES:
             resources = pod_of(render(values), "worker")[1]["containers"][0]["resources"]
