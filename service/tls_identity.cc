@@ -53,15 +53,12 @@ absl::StatusOr<std::unique_ptr<TlsIdentity>> TlsIdentity::Open(std::string name,
   std::unique_ptr<TlsIdentity> identity(new TlsIdentity(std::move(name), files));
   const WatchedFiles::Contents contents = WatchedFiles::Read(identity->paths());
   if (absl::Status status = identity->Take(contents); !status.ok()) return status;
-  if (identity->not_after_ <= absl::ToUnixSeconds(absl::Now())) {
-    return absl::InvalidArgumentError(absl::StrCat(files.certificate, " has expired, ",
-                                                   absl::FormatTime(absl::FromUnixSeconds(identity->not_after_))));
-  }
   using grpc::experimental::FileWatcherCertificateProvider;
-  identity->provider_ =
-      files.ca.empty()
-          ? std::make_shared<FileWatcherCertificateProvider>(files.key, files.certificate, kRefreshSeconds)
-          : std::make_shared<FileWatcherCertificateProvider>(files.key, files.certificate, files.ca, kRefreshSeconds);
+  const std::string certificate = identity->good_[0].path(), key = identity->good_[1].path();
+  identity->provider_ = files.ca.empty()
+                            ? std::make_shared<FileWatcherCertificateProvider>(key, certificate, kRefreshSeconds)
+                            : std::make_shared<FileWatcherCertificateProvider>(
+                                  key, certificate, identity->good_[2].path(), kRefreshSeconds);
   identity->watch_.emplace(identity->paths(), contents,
                            [raw = identity.get()](const WatchedFiles::Contents& now) { (void)raw->Take(now); });
   return identity;
@@ -77,6 +74,10 @@ absl::StatusOr<Certificate> TlsIdentity::Parse(const WatchedFiles::Contents& con
   if (!contents.ok()) return contents.status();
   absl::StatusOr<Certificate> certificate = ReadCertificate((*contents)[0], (*contents)[1]);
   if (!certificate.ok()) return Named(absl::StrCat(files_.certificate, ", ", files_.key), certificate.status());
+  if (certificate->not_after <= absl::Now()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(files_.certificate, " has expired, ", absl::FormatTime(certificate->not_after)));
+  }
   if (files_.ca.empty()) return certificate;
   if (const absl::Status ca = CheckAuthority((*contents)[2]); !ca.ok()) return Named(files_.ca, ca);
   return certificate;
@@ -84,8 +85,10 @@ absl::StatusOr<Certificate> TlsIdentity::Parse(const WatchedFiles::Contents& con
 
 absl::Status TlsIdentity::Take(const WatchedFiles::Contents& contents) {
   const absl::StatusOr<Certificate> certificate = Parse(contents);
-  if (!certificate.ok()) {
-    const std::string error(certificate.status().message());
+  absl::Status status = certificate.status();
+  for (size_t i = 0; status.ok() && i < contents->size(); ++i) status = good_[i].Replace((*contents)[i]);
+  if (!status.ok()) {
+    const std::string error(status.message());
     Log(LogLevel::kError, "certificate_unusable", {{"of", name_}, {"error", error}});
     return absl::InvalidArgumentError(error);
   }

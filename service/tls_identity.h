@@ -1,7 +1,9 @@
 // A process's certificate, key and the authorities that it trusts, from files that may be replaced while it runs: new
-// connections then show and check what is new, open ones go on. Any thread. Lives as long as what it gave credentials.
+// connections then show and check what is new, open ones go on; what cannot be used changes nothing. Any thread. Lives
+// as long as what it gave credentials.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <memory>
@@ -16,6 +18,7 @@
 #include "grpcpp/security/server_credentials.h"
 #include "grpcpp/security/tls_certificate_provider.h"
 #include "service/certificate.h"
+#include "service/memory_file.h"
 #include "service/metric_page.h"
 #include "service/watched_files.h"
 
@@ -53,9 +56,11 @@ class TlsIdentity {
 
   const std::string name_;
   const TlsFiles files_;
-  std::shared_ptr<grpc::experimental::FileWatcherCertificateProvider> provider_;
-  std::atomic<int64_t> not_after_{0};  // unix time, s
-  std::optional<WatchedFiles> watch_;  // last: its thread uses the above
+  // As in paths(), the latest that are good: gRPC would do without any rather than keep those it had.
+  std::array<MemoryFile, 3> good_;
+  std::shared_ptr<grpc::experimental::FileWatcherCertificateProvider> provider_;  // reads those
+  std::atomic<int64_t> not_after_{0};                                             // unix time, s
+  std::optional<WatchedFiles> watch_;                                             // last: its thread uses the above
 };
 
 // The DNS and URI names of the peer's verified certificate; none without one.

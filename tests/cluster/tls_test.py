@@ -391,12 +391,20 @@ class Rotation(unittest.TestCase):
         self.assertIn("line 1: the token has 5 bytes", self.router.wait_for("tokens_unusable"))
         self.assertEqual(code(new), grpc.StatusCode.OK)
 
-    def test_a_bad_certificate_is_said_and_its_end_is_a_metric(self):
+    def test_a_bad_certificate_is_said_and_changes_nothing(self):
         name = 'millrace_certificate_expiry_timestamp_seconds{certificate="serving"}'
         expiry = self.router.metric(name)[name]
         self.assertAlmostEqual(expiry, time.time() + 7 * 86400, delta=3600)
+        good = self.shown(self.router.address)
         self.serving.certificate.write_text("nothing of use")
-        self.assertIn("no certificate in PEM form", self.router.wait_for("certificate_unusable of=serving"))
+        self.router.wait_for("certificate_unusable of=serving .*no certificate in PEM form")
+        self.ca.issue("serving", hosts=["localhost"], days=-1)
+        self.router.wait_for("certificate_unusable of=serving .*has expired")
+        self.serving.key.unlink()
+        self.router.wait_for("certificate_unusable of=serving .*cannot open")
+        time.sleep(2.5)  # gRPC looks by itself, and would have found them
+        self.assertEqual(self.shown(self.router.address), good)
+        self.assertEqual(self.router.metric(name)[name], expiry)
         self.issue()
         self.router.wait_for(r" certificate of=serving", 2)
 

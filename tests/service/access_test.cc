@@ -14,6 +14,7 @@
 #include "absl/synchronization/notification.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "service/memory_file.h"
 #include "service/once_a_minute.h"
 #include "service/probe_server.h"
 #include "service/tokens.h"
@@ -95,6 +96,18 @@ TEST(WatchedFiles, TellsOfAReplacedFile) {
   }
   EXPECT_EQ(seen, "new");
   std::filesystem::remove(path);
+}
+
+TEST(MemoryFile, IsReplacedWholeUnderItsPath) {
+  MemoryFile file;
+  ASSERT_TRUE(file.Replace("old").ok());
+  const std::string path = file.path();
+  const std::string large(100'000, 'x');
+  ASSERT_TRUE(file.Replace(large).ok());
+  EXPECT_EQ(WatchedFiles::Read({path})->front(), large);
+  ASSERT_TRUE(file.Replace("").ok());
+  EXPECT_EQ(file.path(), path);
+  EXPECT_EQ(WatchedFiles::Read({path})->front(), "");
 }
 
 TEST(OnceAMinute, SaysOneOfAKeyAndHowManyItKeptBack) {
