@@ -78,7 +78,7 @@ class Process:
         self._reader.join()
         self.process.stdout.close()
         self.process.stderr.close()
-        return code
+        assert code in (0, -signal.SIGKILL), "\n".join(self.log[-30:])
 
 
 def tls_flags(files, prefix="tls", with_ca=True):
