@@ -27,6 +27,7 @@
 #include "kernels/buffer.h"
 #include "kernels/check.h"
 #include "nlohmann/json.hpp"
+#include "tests/bench/forced_guesses.h"
 #include "tests/bench/random_model.h"
 #include "worker/engine/engine.h"
 #include "worker/engine/step_cost.h"
@@ -74,7 +75,7 @@ class Counter final : public ReportSink {
       if (row.finish_reason() != worker::v1::FINISH_REASON_UNSPECIFIED) ++finished_;
     }
     if (tokens_ > 0 && first_token_ == 0) first_token_ = now;
-    if (report.rows_size() > 0) steps_.push_back({now, report.rows_size(), report.prefill_size()});
+    if (report.rows_size() > 0) steps_.push_back({now, report.rows_size(), report.prefill_size(), tokens_});
   }
   void OnError(absl::Status status) override {
     std::fprintf(stderr, "%s\n", status.ToString().c_str());
@@ -84,6 +85,7 @@ class Counter final : public ReportSink {
   struct Step {
     double end;
     int rows, prefills;
+    int64_t tokens;  // so far
   };
   void AwaitFinished(int count) {
     const absl::MutexLock lock(&mutex_);
@@ -123,10 +125,16 @@ struct Request {
 
 class Session {
  public:
-  Session(const std::filesystem::path& model, int max_slots, int max_rows) {
-    auto runner = ModelRunner::Load(
-        {.model_dir = model, .max_slots = max_slots, .max_rows = max_rows, .max_logit_rows = max_slots},
-        Stream::OpenCuda(0));
+  // With a draft model, whose guesses are right with the probability given.
+  Session(const std::filesystem::path& model, int max_slots, int max_rows, const std::filesystem::path& draft = {},
+          double right = 0) {
+    const int max_logit_rows = draft.empty() ? max_slots : max_slots + 512;
+    auto runner = ModelRunner::Load({.model_dir = model,
+                                     .max_slots = max_slots,
+                                     .max_rows = max_rows,
+                                     .max_logit_rows = max_logit_rows,
+                                     .draft_model_dir = draft},
+                                    Stream::OpenCuda(0));
     if (!runner.ok()) {
       std::fprintf(stderr, "%s\n", runner.status().ToString().c_str());
       std::exit(1);
@@ -138,13 +146,21 @@ class Session {
                       .vocab_size = config_.vocab_size,
                       .max_context = 32'768,
                       .max_rows = max_rows,
-                      .max_logit_rows = max_slots};
+                      .max_logit_rows = max_logit_rows,
+                      .draft_model = (*runner)->draft_model(),
+                      .guesses_with_penalties = (*runner)->guesses_with_penalties()};
     options.step_cost = MeasureStepCost(**runner, options.limits);
+    drafters_ = MeasureDrafters(**runner, options.limits);
     options.step_target_us = 1e9;  // prefill first, as the workloads ask for
-    engine_ = std::make_unique<Engine>(*std::move(runner), options);
+    std::unique_ptr<Model> engines_model = *std::move(runner);
+    if (!draft.empty()) engines_model = std::make_unique<ForcedGuesses>(std::move(engines_model), right);
+    engine_ = std::make_unique<Engine>(std::move(engines_model), options);
   }
 
   const ModelConfig& config() const { return config_; }
+  const std::vector<worker::v1::Drafter>& drafters() const { return drafters_; }
+  // What every sequence drafts from the next Run on.
+  void SetDraftLength(uint32_t length) { draft_length_ = length; }
 
   // All requests at once, each with the blocks for its whole length. Returns the seconds to the last token.
   double Run(const std::vector<Request>& requests) {
@@ -171,6 +187,11 @@ class Session {
       admit->mutable_sampling()->set_repetition_penalty(1);
       admit->mutable_sampling()->set_temperature(request.temperature);
       admit->mutable_sampling()->set_seed(request.seed);
+      if (draft_length_ == 0) continue;
+      auto* draft = edit.add_draft();
+      draft->set_slot(static_cast<uint32_t>(i));
+      draft->set_method(worker::v1::DRAFT_METHOD_MODEL);
+      draft->set_length(draft_length_);
     }
     const double begin = Now();
     const absl::Status status = engine_->Post(sink.get(), std::move(edit));
@@ -189,6 +210,8 @@ class Session {
 
   ModelConfig config_;
   std::unique_ptr<Engine> engine_;
+  std::vector<worker::v1::Drafter> drafters_;
+  uint32_t draft_length_ = 0;
   std::shared_ptr<Counter> last_;
   double first_token_ = 0;
 };
@@ -285,6 +308,46 @@ void Decode(const char* name, Session& session, const std::string& shape, int ba
   Print(name, shape + " x " + std::to_string(batch) + " at " + std::to_string(context), ms, "ms/step",
         1e3 * bytes / bandwidth / ms, runs);
   std::printf("     %40.1f tok/s\n", 1e3 * batch / ms);
+}
+
+// Tokens per second of `batch` sequences of `context` tokens that draft `length` tokens a step.
+double DraftingRate(Session& session, int batch, int context, uint32_t length, int num_runs) {
+  std::mt19937_64 random(1);
+  std::vector<Request> requests;
+  for (int i = 0; i < batch; ++i) requests.push_back({Tokens(random, static_cast<size_t>(context)), 160});
+  session.SetDraftLength(length);
+  std::vector<double> runs;
+  for (int run = 0; run < num_runs; ++run) {
+    session.Run(requests);
+    std::vector<Counter::Step> all = session.last()->steps();
+    std::erase_if(all, [&](const Counter::Step& s) { return s.rows != batch || s.prefills != 0; });
+    MILLRACE_CHECK(all.size() > 8, "steps were measured");
+    runs.push_back(static_cast<double>(all.back().tokens - all[2].tokens) / (all.back().end - all[2].end));
+  }
+  return Median(runs);
+}
+
+// Speculation where four of five guesses are right, by decree: the weights are random.
+void W14(const std::filesystem::path& folder) {
+  const RandomModel target("qwen3-8b", folder), draft("qwen3-0.6b", folder);
+  constexpr double kRight = 0.8;
+  Session session(target.folder(), 256, 8192, draft.folder(), kRight);
+  for (const worker::v1::Drafter& drafter : session.drafters()) {
+    std::printf("w14  drafter %d: %.0f us a pass, %.1f us a row, %.2f ns a token of context\n", drafter.method(),
+                drafter.step_us(), drafter.row_us(), drafter.context_ns());
+  }
+  for (const int batch : {1, 4, 16, 32, 64, 256}) {
+    const double plain = DraftingRate(session, batch, 1024, 0, batch < 64 ? 3 : 1);
+    std::printf("w14  qwen3-8b + 0.6b x %d, guesses right by decree in %.0f %%: plain %.1f tok/s;", batch, 100 * kRight,
+                plain);
+    for (const uint32_t length : {1u, 2u, 3u, 4u, 6u, 8u}) {
+      if (batch >= 64 && length > 2) break;
+      const double rate = DraftingRate(session, batch, 1024, length, batch < 64 ? 3 : 1);
+      std::printf("  %u: %.2f", length, rate / plain);
+      std::fflush(stdout);
+    }
+    std::printf("\n");
+  }
 }
 
 void FirstToken(const char* name, Session& session, const std::string& shape, int tokens) {
@@ -401,8 +464,8 @@ int Main(int argc, char** argv) {
       names.emplace_back(argv[i]);
     }
   }
-  const std::vector<std::string> known = {"w1",  "w1c", "w2",   "w3",  "w7",    "w7s",
-                                          "w10", "w12", "w12c", "w13", "exact", "serve"};
+  const std::vector<std::string> known = {"w1",  "w1c",  "w2",  "w3",  "w7",    "w7s",  "w10",
+                                          "w12", "w12c", "w13", "w14", "exact", "serve"};
   const auto is_known = [&](const std::string& name) {
     return std::ranges::find(known, name) != known.end() || name.starts_with("w13:");
   };
@@ -421,6 +484,7 @@ int Main(int argc, char** argv) {
   std::printf("copy %.2f TB/s; arithmetic taken as %.0f TFLOP/s\n", bandwidth * 1e-12, kFlops * 1e-12);
   const auto asked = [&](const char* name) { return std::ranges::find(names, name) != names.end(); };
   if (asked("exact")) Exact(folder);
+  if (asked("w14")) W14(folder);
   if (asked("w1")) W1("w1", "qwen3-0.6b", folder, bandwidth);
   if (asked("w1c")) W1("w1c", "qwen2-0.5b", folder, bandwidth);
   if (asked("w12")) Steady("w12", folder, false);

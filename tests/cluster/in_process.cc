@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "gtest/gtest.h"
+#include "tests/test_stream.h"
 #include "worker/engine/step_cost.h"
 #include "worker/model/kv_cache.h"
 
@@ -55,13 +56,14 @@ void InProcessCluster::AddWorker(const WorkerShape& shape) {
   options.draft_layers = shape.draft_layers;
   const auto config = ModelConfig::Load(model_dir_);
   ASSERT_TRUE(config.ok()) << config.status();
-  options.kv_bytes = shape.num_blocks * KvCache<float>::BlockBytes(*config);
+  const auto block_bytes = TestsRunOnGpu() ? KvCache<bf16>::BlockBytes : KvCache<float>::BlockBytes;
+  options.kv_bytes = shape.num_blocks * block_bytes(*config);
   if (!shape.draft_model.empty()) {
     const auto draft_config = ModelConfig::Load(shape.draft_model);
     ASSERT_TRUE(draft_config.ok()) << draft_config.status();
-    options.kv_bytes += shape.num_blocks * KvCache<float>::BlockBytes(*draft_config);
+    options.kv_bytes += shape.num_blocks * block_bytes(*draft_config);
   }
-  auto runner = ModelRunner::Load(options, Stream::OpenCpu(2));
+  auto runner = ModelRunner::Load(options, OpenTestStream(2));
   ASSERT_TRUE(runner.ok()) << runner.status();
   ASSERT_EQ((*runner)->num_blocks(), shape.num_blocks);
 
@@ -85,10 +87,10 @@ void InProcessCluster::AddWorker(const WorkerShape& shape) {
   cost.set_context_ns(100);
 
   EngineOptions engine;
-  engine.limits = {shape.num_slots,         static_cast<int32_t>(shape.num_blocks),
-                   config->vocab_size,      static_cast<int32_t>(max_context),
-                   shape.max_rows,          options.max_logit_rows,
-                   (*runner)->draft_model()};
+  engine.limits = {shape.num_slots,          static_cast<int32_t>(shape.num_blocks),
+                   config->vocab_size,       static_cast<int32_t>(max_context),
+                   shape.max_rows,           options.max_logit_rows,
+                   (*runner)->draft_model(), (*runner)->guesses_with_penalties()};
   engine.step_cost = cost;
   engine.step_target_us = shape.step_target_us;
   measured_ = shape.measured;

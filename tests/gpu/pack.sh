@@ -4,7 +4,7 @@
 set -eu
 cd "$(dirname "$0")/../.."
 out=$1; shift; work=$(mktemp -d); trap 'rm -rf "$work"' EXIT
-[ $# -gt 0 ] || set -- tests/gpu_kernels_test tests/golden_test tests/batch_invariance_test bench/gpu_bench bench/gpu_kernels_bench bench/libgpu_timeline.so bin/millrace-worker bin/millrace bin/millrace-router
+[ $# -gt 0 ] || set -- tests/gpu_kernels_test tests/golden_test tests/batch_invariance_test tests/speculation_test bench/gpu_bench bench/gpu_kernels_bench bench/libgpu_timeline.so bin/millrace-worker bin/millrace bin/millrace-router
 mkdir -p "$out" "$work/root/tests" "$work/shared/golden/tiny"
 cp -r tests/fixtures "$work/root/tests/"
 for model in llama-small-hd llama-tiny qwen2-tiny qwen3-tiny qwen3-tiny-untied; do
