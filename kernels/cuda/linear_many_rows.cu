@@ -13,6 +13,7 @@
 
 #include "kernels/cuda/hopper.cuh"
 #include "kernels/cuda/linear.cuh"
+#include "kernels/cuda/linear_maps.cuh"
 #include "kernels/cuda/linear_outputs.cuh"
 
 namespace millrace::cuda {
@@ -64,9 +65,16 @@ struct Plan {
   int exchange;           // where in shared memory the segments' sums meet; 0: in the ring
   bool read_once;         // the weights
   bool in_boxes;          // rows of y start at multiples of 16 bytes
+  int x_end, x_rows;      // rows of x in a tile, and how many of them a block brings: fewer where the tile is not full
   uint32_t token_groups;  // of x
   uint32_t units;         // a cluster's tiles: token_groups for each group of outputs
 };
+
+// Where tile `index` of a dimension begins. The last one is full, and shares rows with the one before: these get the
+// same bits twice, where what lies beyond the matrix takes the copy engine longer than what lies within.
+__device__ __forceinline__ int BeginOf(int index, int size, int64_t end) {
+  return max(min(index * size, static_cast<int>(end) - size), 0);
+}
 
 // The tiles that a cluster owns together.
 struct Unit {
@@ -113,13 +121,20 @@ __global__ void __cluster_dims__(S::kCluster, 1, 1) __launch_bounds__(S::kThread
   for (int p = 0; p < S::kShare; ++p) x_sharers |= static_cast<uint16_t>(1u << block_of(p, token_peer));
 #pragma unroll
   for (int t = 0; t < S::kTokenShare; ++t) w_sharers |= static_cast<uint16_t>(1u << block_of(peer, t));
+  const auto token_of = [&](const Unit& unit) {
+    return BeginOf(unit.token_group * S::kTokenShare + static_cast<int>(token_peer), S::kTokens, args.m);
+  };
+  const auto weight_of = [&](const Unit& unit) {
+    return BeginOf(unit.output_group * S::kShare + static_cast<int>(peer), S::kOutputs, args.n);
+  };
+  const auto stage_bytes = static_cast<uint32_t>(S::kWeightBytes + plan.x_rows * S::kShare * kTileBytes);
   const auto bring_weights = [&](int stage, int tile, const Unit& unit) {
     constexpr int kPart = S::kOutputs / S::kTokenShare;
     const uint32_t barrier = full + static_cast<uint32_t>(stage * 8);
     const uint32_t to = ring + static_cast<uint32_t>(stage * S::kStageBytes);
     const int column = tile * kTileK;
-    const int row = (unit.output_group * S::kShare + static_cast<int>(peer)) * S::kOutputs;
-    ArriveExpecting(barrier, S::kStageBytes);
+    const int row = weight_of(unit);
+    ArriveExpecting(barrier, stage_bytes);
     if constexpr (S::kGated && S::kTokenShare == 1) {
       CopyGroups(to, &w_map, column, row / 16, barrier, w_policy);
     } else if constexpr (S::kGated) {
@@ -133,15 +148,14 @@ __global__ void __cluster_dims__(S::kCluster, 1, 1) __launch_bounds__(S::kThread
     }
   };
   const auto bring_x = [&](int stage, int tile, const Unit& unit) {
-    constexpr int kPart = S::kTokens / S::kShare;
     const uint32_t barrier = full + static_cast<uint32_t>(stage * 8);
     const uint32_t to = ring + static_cast<uint32_t>(stage * S::kStageBytes + S::kWeightBytes);
     const int column = tile * kTileK;
-    const int row = (unit.token_group * S::kTokenShare + static_cast<int>(token_peer)) * S::kTokens;
+    const int own = min(static_cast<int>(peer) * plan.x_rows, plan.x_end - plan.x_rows);
     if constexpr (S::kShare == 1) {
-      CopyBox(to, &x_map, column, row, barrier, x_policy);
+      CopyBox(to, &x_map, column, token_of(unit), barrier, x_policy);
     } else {
-      CopyBoxToAll(to + peer * kPart * kTileBytes, &x_map, column, row + static_cast<int>(peer) * kPart, barrier,
+      CopyBoxToAll(to + static_cast<uint32_t>(own * kTileBytes), &x_map, column, token_of(unit) + own, barrier,
                    x_sharers, x_policy);
     }
   };
@@ -247,8 +261,7 @@ __global__ void __cluster_dims__(S::kCluster, 1, 1) __launch_bounds__(S::kThread
     };
     for (uint32_t at = first_unit; at < plan.units; at += clusters) {
       const Unit unit(at, plan);
-      const int first_token = (unit.token_group * S::kTokenShare + static_cast<int>(token_peer)) * S::kTokens;
-      const int first_output = (unit.output_group * S::kShare + static_cast<int>(peer)) * S::kOwn;
+      const int first_token = token_of(unit), first_output = S::kGated ? weight_of(unit) / 2 : weight_of(unit);
 #pragma unroll
       for (int i = 0; i < S::kTokens / 2; ++i) sum[i] = 0;
       for (int begin = first_tile; begin < end_tile; begin += per_segment) {
@@ -314,47 +327,6 @@ __global__ void __cluster_dims__(S::kCluster, 1, 1) __launch_bounds__(S::kThread
 // --- Launchers
 // -----------------------------------------------------------------------------------------------------------
 
-// The copy engine's view of a matrix: `sizes` and `box` in elements, `pitches` in bytes, of which the box's first line
-// has `line`.
-template <int kRank, class T>
-CUtensorMap Encode(const T* matrix, const cuuint64_t (&sizes)[kRank], const cuuint64_t (&pitches)[kRank - 1],
-                   const cuuint32_t (&box)[kRank]) {
-  static const auto encode = [] {
-    void* function = nullptr;
-    cudaDriverEntryPointQueryResult found;
-    CheckCuda(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &found),
-              "cuTensorMapEncodeTiled");
-    return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(function);
-  }();
-  cuuint32_t steps[kRank];
-  std::fill_n(steps, kRank, 1u);
-  CUtensorMap map;
-  const CUresult result =
-      encode(&map, sizeof(T) == 2 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT32, kRank,
-             const_cast<std::remove_const_t<T>*>(matrix), sizes, pitches, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-             box[0] * sizeof(T) == kTileBytes ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
-             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  CheckCuda(result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue, "cuTensorMapEncodeTiled");
-  return map;
-}
-
-// Of a matrix whose rows start at multiples of 16 bytes: boxes of `box_bytes` by `box_rows`.
-template <class T>
-CUtensorMap MapOf(const T* matrix, int64_t rows, int64_t cols, int box_rows, int box_bytes = kTileBytes) {
-  return Encode<2>(
-      matrix, {static_cast<cuuint64_t>(cols), static_cast<cuuint64_t>(rows)},
-      {static_cast<cuuint64_t>(cols) * sizeof(T)},
-      {static_cast<cuuint32_t>(box_bytes) / static_cast<cuuint32_t>(sizeof(T)), static_cast<cuuint32_t>(box_rows)});
-}
-
-// Of weights whose halves are gates and what they gate: eight rows of one half, the same eight of the other, and so on.
-CUtensorMap MapOfGated(const bf16* weights, int64_t rows, int64_t cols, int box_rows) {
-  const auto pitch = static_cast<cuuint64_t>(cols) * sizeof(bf16);
-  return Encode<4>(weights, {static_cast<cuuint64_t>(cols), 8, 2, static_cast<cuuint64_t>(rows) / 16},
-                   {pitch, pitch * static_cast<cuuint64_t>(rows) / 2, pitch * 8},
-                   {kTileK, 8, 2, static_cast<cuuint32_t>(box_rows) / 16});
-}
-
 template <class S>
 uint32_t UnitsOf(const LinearArgs& args) {
   return Grid(DivideUp(args.n, S::kOutputs * S::kShare) * DivideUp(args.m, S::kTokens * S::kTokenShare));
@@ -399,6 +371,8 @@ void LaunchShape(const LinearArgs& args, Stream& stream) {
   }
   plan.token_groups = Grid(DivideUp(args.m, S::kTokens * S::kTokenShare));
   plan.read_once = plan.token_groups == 1;
+  plan.x_end = static_cast<int>(std::min<int64_t>(DivideUp(args.m, 8) * 8, S::kTokens));
+  plan.x_rows = static_cast<int>(DivideUp(plan.x_end, S::kShare * 8) * 8);
   plan.units = UnitsOf<S>(args);
   const uint32_t clusters = S::kSplit == 1 ? std::min(plan.units, ClustersTogether<S, Y>(stream)) : plan.units;
   const Y* const y = static_cast<const Y*>(args.y);
@@ -410,7 +384,7 @@ void LaunchShape(const LinearArgs& args, Stream& stream) {
   Launch(stream, ManyRowsKernel<S, Y>, Grid(clusters * S::kCluster), S::kThreads,
          static_cast<size_t>(plan.stages * S::kStageBytes + plan.exchange + S::kOtherBytes),
          S::kGated ? MapOfGated(args.w, args.n, args.k, kWeightBox) : MapOf(args.w, args.n, args.k, kWeightBox),
-         MapOf(args.x, args.m, args.k, S::kTokens / S::kShare),
+         MapOf(args.x, args.m, args.k, plan.x_rows),
          plan.in_boxes ? MapOf(y, args.m, y_cols, kRowsInBox<S, Y>, kOutBytes) : CUtensorMap{}, args, plan);
 }
 
@@ -422,13 +396,10 @@ bool LaunchIfOneRound(const LinearArgs& args, Stream& stream) {
   return true;
 }
 
-// What a call with many rows costs with tiles of S, in tiles of 64 x 128 that a block multiplies in turn. Blocks of two
-// warpgroups and 128 rows of x need more of shared memory's bandwidth than it has.
+// What a block multiplies in turn with tiles of S, in tiles of 64 x 64.
 template <class S>
-double Cost(const LinearArgs& args, int64_t sms) {
-  const int64_t rounds = DivideUp(int64_t{UnitsOf<S>(args)}, sms / S::kCluster);
-  const double each = static_cast<double>(S::kOutputs * S::kTokens) / (64 * 128);
-  return static_cast<double>(rounds) * each * (S::kOutputs * S::kTokens < 192 * 128 ? 1.13 : 1.0);
+int64_t Work(const LinearArgs& args, int64_t sms) {
+  return DivideUp(int64_t{UnitsOf<S>(args)}, sms / S::kCluster) * (S::kOutputs / 64) * (S::kTokens / 64);
 }
 
 // As measured. What bounds the narrow products is latency, then what the second-level cache delivers: all of a block's
@@ -437,6 +408,7 @@ double Cost(const LinearArgs& args, int64_t sms) {
 template <class Y, bool gated>
 void Choose(const LinearArgs& args, Stream& stream) {
   const bool wide = args.n > 32768, short_k = args.k <= 1024;
+  const int64_t sms = StateOf(stream).num_sms;
   if (args.m <= 32) {
     if constexpr (!gated) {
       if (LaunchIfOneRound<Shape<32, 1, 4, 1, 1, 1, 226>, Y>(args, stream)) return;
@@ -452,27 +424,31 @@ void Choose(const LinearArgs& args, Stream& stream) {
       if (args.n <= 4096 && !short_k) return LaunchShape<Shape<64, 1, 2, 1, 1, 1, 226>, Y>(args, stream);
     }
     if (LaunchIfOneRound<Shape<64, 1, 1, 4, 1, 1, 226, gated>, Y>(args, stream)) return;
-    if (!wide) return LaunchShape<Shape<64, 1, 1, 2, 1, 1, 226, gated>, Y>(args, stream);
-    return LaunchShape<Shape<64, 2, 1, 2, 1, 1, 226, gated>, Y>(args, stream);
+    using Low = Shape<64, 1, 1, 2, 1, 1, 226, gated>;
+    using High = Shape<64, 3, 1, 2, 1, 1, 226, gated>;
+    if (Work<Low>(args, sms) < Work<High>(args, sms)) return LaunchShape<Low, Y>(args, stream);
+    return LaunchShape<High, Y>(args, stream);
   }
   if (args.m <= 128) {
     if constexpr (!gated) {
       if (LaunchIfOneRound<Shape<128, 1, 4, 2, 1, 1, 226>, Y>(args, stream)) return;
     }
-    if (!wide) return LaunchShape<Shape<128, 1, 1, 2, 1, 1, 226, gated>, Y>(args, stream);
-  } else {
-    if constexpr (!gated) {
-      if (args.m <= 256 && LaunchIfOneRound<Shape<64, 1, 4, 2, 1, 3, 74>, Y>(args, stream)) return;
-    }
-    if (LaunchIfOneRound<Shape<128, 1, 1, 2, 1, 1, 226, gated>, Y>(args, stream)) return;
-    if (LaunchIfOneRound<Shape<128, 2, 1, 2, 2, 1, 226, gated>, Y>(args, stream)) return;
+    using Low = Shape<128, 1, 1, 2, 1, 1, 226, gated>;
+    using High = Shape<128, 3, 1, 2, 1, 1, 226, gated>;
+    if (Work<Low>(args, sms) < Work<High>(args, sms)) return LaunchShape<Low, Y>(args, stream);
+    return LaunchShape<High, Y>(args, stream);
   }
+  if constexpr (!gated) {
+    if (args.m <= 256 && LaunchIfOneRound<Shape<64, 1, 4, 2, 1, 3, 74>, Y>(args, stream)) return;
+  }
+  if (LaunchIfOneRound<Shape<128, 1, 1, 2, 1, 1, 226, gated>, Y>(args, stream)) return;
+  if (LaunchIfOneRound<Shape<128, 2, 1, 2, 2, 1, 226, gated>, Y>(args, stream)) return;
   using Square = Shape<128, 2, 1, 2, 1, 1, 226, gated>;
   using Wide = Shape<192, 2, 1, 2, 1, 1, 226, gated>;
   using High = Shape<128, 3, 1, 1, 2, 1, 226, gated>;
-  const int64_t sms = StateOf(stream).num_sms;
-  const double square = Cost<Square>(args, sms), across = Cost<Wide>(args, sms), high = Cost<High>(args, sms);
-  if (args.m <= 128 || square < std::min(across, high)) return LaunchShape<Square, Y>(args, stream);
+  const int64_t across = Work<Wide>(args, sms), high = Work<High>(args, sms);
+  // Of square tiles the operands are more of what moves.
+  if (113 * Work<Square>(args, sms) < 100 * std::min(across, high)) return LaunchShape<Square, Y>(args, stream);
   if (args.m > 256 && across <= high) return LaunchShape<Wide, Y>(args, stream);
   LaunchShape<High, Y>(args, stream);
 }

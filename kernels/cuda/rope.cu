@@ -26,7 +26,7 @@ struct RopeArgs {
   RopeTable rope;
   const int32_t* positions;
   const int32_t* slots;
-  uint32_t units;  // rows times (q heads + kv heads)
+  uint32_t units;  // of all rows
   int heads;
 };
 
@@ -94,32 +94,45 @@ __device__ __forceinline__ bool MakeFinite(float (&v)[kPairs]) {
   return found;
 }
 
-// A group of kLanes lanes per unit; lanes beyond the head's half have nothing.
-template <int kLanes>
+// Half-vectors of a head in the lane's registers: pairs of a and b.
+struct Head {
+  float a[kPairs] = {}, b[kPairs] = {};
+  __device__ __forceinline__ void Load(const bf16* first, int half) {
+    LoadFour(first, a);
+    LoadFour(first + half, b);
+  }
+  __device__ __forceinline__ void Store(bf16* to, bf16* to_half) const {
+    StoreFour(to, a);
+    StoreFour(to_half, b);
+  }
+};
+
+// A group of kLanes lanes per unit: kHeads heads of q, which share what they are rotated by, or k and v of one kv head.
+// Lanes beyond the head's half have nothing.
+template <int kLanes, int kHeads>
 __global__ void __launch_bounds__(256) RopeAppendKernel(RopeArgs args) {
   AwaitInputs();
-  const int dim = args.kv.head_dim, half = dim / 2, kv_heads = args.kv.num_kv_heads;
-  const int per_row = args.heads + kv_heads;
+  constexpr int kMost = kHeads > 2 ? kHeads : 2;
+  const int dim = args.kv.head_dim, half = dim / 2, kv_heads = args.kv.num_kv_heads, groups = args.heads / kHeads;
+  const auto per_row = static_cast<uint32_t>(groups + kv_heads);
   const uint32_t unit = (blockIdx.x * blockDim.x + threadIdx.x) / kLanes, own = min(unit, args.units - 1);
-  const int64_t t = own / static_cast<uint32_t>(per_row);  // of 32 bits: a division of 64 takes as long as all else
-  const int head = static_cast<int>(own % static_cast<uint32_t>(per_row)),
-            i = static_cast<int>(threadIdx.x) % kLanes * kPairs;
-  const bool is_q = head < args.heads, present = unit < args.units && i < half;
+  const int64_t t = own / per_row;  // of 32 bits: a division of 64 takes as long as all else
+  const int in_row = static_cast<int>(own % per_row), i = static_cast<int>(threadIdx.x) % kLanes * kPairs;
+  const bool is_q = in_row < groups, present = unit < args.units && i < half;
   const int64_t position = args.positions[t], slot = args.slots[t];
-  bf16* const x = args.qkv + (t * (per_row + kv_heads) + head) * dim;
-  float a[kPairs] = {}, b[kPairs] = {}, value_a[kPairs] = {}, value_b[kPairs] = {}, norm_a[kPairs] = {},
-        norm_b[kPairs] = {};
-  const float* const norm = is_q ? args.q_norm : args.k_norm;
+  const int kv_head = in_row - groups, held = is_q ? kHeads : 2, stride = is_q ? dim : kv_heads * dim;
+  bf16* const x =
+      args.qkv + (t * (args.heads + 2 * kv_heads) + (is_q ? in_row * kHeads : args.heads + kv_head)) * dim + i;
+  Head heads[kMost], norm;
+  const float* const weights = is_q ? args.q_norm : args.k_norm;
   if (present) {
-    LoadFour(x + i, a);
-    LoadFour(x + i + half, b);
-    if (!is_q) {
-      LoadFour(x + kv_heads * dim + i, value_a);
-      LoadFour(x + kv_heads * dim + i + half, value_b);
+#pragma unroll
+    for (int h = 0; h < kMost; ++h) {
+      if (h < held) heads[h].Load(x + h * stride, half);
     }
-    if (norm != nullptr) {
-      LoadFour(norm + i, norm_a);
-      LoadFour(norm + i + half, norm_b);
+    if (weights != nullptr) {
+      LoadFour(weights + i, norm.a);
+      LoadFour(weights + i + half, norm.b);
     }
   }
   Require(position >= 0 && position < args.rope.cos.rows && slot < args.kv.num_blocks * kBlockTokens);
@@ -128,53 +141,54 @@ __global__ void __launch_bounds__(256) RopeAppendKernel(RopeArgs args) {
     LoadFour(args.rope.cos.data + position * half + i, cos);
     LoadFour(args.rope.sin.data + position * half + i, sin);
   }
-  // A group's lanes agree on `norm`, a warp's do not.
-  float normal_a[kPairs], normal_b[kPairs];
 #pragma unroll
-  for (int p = 0; p < kPairs; ++p) {
-    normal_a[p] = a[p];
-    normal_b[p] = b[p];
+  for (int h = 0; h < kHeads; ++h) {  // a group's lanes agree on what is done, a warp's do not
+    Head normal = heads[h];
+    Normalise<kLanes>(normal.a, normal.b, norm.a, norm.b, dim, args.eps);
+    if (h > 0 && !is_q) continue;
+    if (weights != nullptr) heads[h] = normal;
+    Rotate(heads[h].a, heads[h].b, cos, sin);
   }
-  Normalise<kLanes>(normal_a, normal_b, norm_a, norm_b, dim, args.eps);
-  if (norm != nullptr) {
-#pragma unroll
-    for (int p = 0; p < kPairs; ++p) {
-      a[p] = normal_a[p];
-      b[p] = normal_b[p];
-    }
-  }
-  Rotate(a, b, cos, sin);
-  const bool found = MakeFinite(value_a) | MakeFinite(value_b);
+  bool found = false;
+  if (!is_q) found = MakeFinite(heads[1].a) | MakeFinite(heads[1].b);
   const bool poison = GroupReduce<kLanes>(found ? 1 : 0, [](int p, int q) { return p | q; }) != 0;
   if (!present) return;
   if (is_q) {
-    StoreFour(x + i, a);
-    StoreFour(x + i + half, b);
+#pragma unroll
+    for (int h = 0; h < kHeads; ++h) heads[h].Store(x + h * dim, x + h * dim + half);
     return;
   }
   if (slot < 0) return;
   if (poison) {
 #pragma unroll
-    for (int p = 0; p < kPairs; ++p) a[p] = b[p] = NAN;
+    for (int p = 0; p < kPairs; ++p) heads[0].a[p] = heads[0].b[p] = NAN;
   }
   const int token = static_cast<int>(slot % kBlockTokens);
-  const int64_t block = (slot / kBlockTokens * kv_heads + head - args.heads) * (kBlockTokens * dim);
-  StoreFour(args.kv.k + block + CacheOffset(dim, token, i), a);
-  StoreFour(args.kv.k + block + CacheOffset(dim, token, i + half), b);
-  StoreFour(args.kv.v + block + CacheOffset(dim, token, i), value_a);
-  StoreFour(args.kv.v + block + CacheOffset(dim, token, i + half), value_b);
+  const int64_t block = (slot / kBlockTokens * kv_heads + kv_head) * (kBlockTokens * dim);
+  const int64_t to = block + CacheOffset(dim, token, i), to_half = block + CacheOffset(dim, token, i + half);
+  heads[0].Store(args.kv.k + to, args.kv.k + to_half);
+  heads[1].Store(args.kv.v + to, args.kv.v + to_half);
 }
 
 // --- Launchers
 // -----------------------------------------------------------------------------------------------------------
 
-template <int kLanes>
-void LaunchRope(const RopeArgs& args, Stream& stream) {
-  // Few rows are spread over the processors.
+template <int kLanes, int kHeads>
+void LaunchHeads(RopeArgs args, int64_t rows, Stream& stream) {
+  args.units = static_cast<uint32_t>(rows * (args.heads / kHeads + args.kv.num_kv_heads));
   const int64_t lanes = int64_t{args.units} * kLanes;
   MILLRACE_CHECK(lanes <= int64_t{1} << 31, "lanes are counted in 32 bits", lanes);
+  // Few rows are spread over the processors.
   const int threads = lanes <= 128 * 132 ? 64 : 256;
-  Launch(stream, RopeAppendKernel<kLanes>, Grid(DivideUp(lanes, threads)), threads, 0, args);
+  Launch(stream, RopeAppendKernel<kLanes, kHeads>, Grid(DivideUp(lanes, threads)), threads, 0, args);
+}
+
+template <int kLanes>
+void LaunchRope(const RopeArgs& args, int64_t rows, Stream& stream) {
+  constexpr int64_t kManyRows = 512;
+  constexpr int kTogether = 4;
+  if (rows < kManyRows || args.heads % kTogether != 0) return LaunchHeads<kLanes, 1>(args, rows, stream);
+  LaunchHeads<kLanes, kTogether>(args, rows, stream);
 }
 
 }  // namespace
@@ -192,13 +206,13 @@ void RopeAppend(Mat<bf16> qkv, KvLayer<bf16> kv, Vec<const float> q_norm, Vec<co
                       rope,
                       positions.data,
                       slots.data,
-                      static_cast<uint32_t>(qkv.rows * (heads + kv.num_kv_heads)),
+                      0,
                       heads};
   const int lanes = kv.head_dim / (2 * kPairs);
-  if (lanes <= 2) return LaunchRope<2>(args, stream);
-  if (lanes <= 4) return LaunchRope<4>(args, stream);
-  if (lanes <= 8) return LaunchRope<8>(args, stream);
-  LaunchRope<16>(args, stream);
+  if (lanes <= 2) return LaunchRope<2>(args, qkv.rows, stream);
+  if (lanes <= 4) return LaunchRope<4>(args, qkv.rows, stream);
+  if (lanes <= 8) return LaunchRope<8>(args, qkv.rows, stream);
+  LaunchRope<16>(args, qkv.rows, stream);
 }
 
 }  // namespace millrace::cuda

@@ -91,8 +91,8 @@ TEST(GpuLinear, GivesARowTheSameBitsInAnyBatch) {
     constexpr int64_t kRows = 4096;
     const OnBoth both{Array<bf16>::Random(kRows, in, 4), Array<bf16>::Random(out, in, 5)};
     const Array<float> whole = both.Rows(0, kRows);
-    for (const int64_t batch : {1,   2,   5,   7,   8,   9,   16,  17,  32,  33,   64,   65,  128,
-                                129, 192, 193, 256, 257, 384, 385, 512, 513, 1024, 1025, 2049}) {
+    for (const int64_t batch : {1,   2,   5,   7,   8,   9,   16,  17,  32,  33,  40,  64,   65,   72,   128,
+                                129, 136, 192, 193, 200, 256, 257, 384, 385, 512, 513, 1024, 1025, 1500, 2049}) {
       for (const int64_t begin : {int64_t{0}, int64_t{1}, kRows - batch}) {
         ExpectSameBits(both.Rows(begin, batch), whole, begin);
       }

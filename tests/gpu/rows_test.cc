@@ -1,3 +1,5 @@
+#include <tuple>
+
 #include "tests/gpu/device_arrays.h"
 
 namespace millrace {
@@ -79,6 +81,41 @@ TEST(GpuRows, CopyAndAddToTheCpusBits) {
     Add(gx.mat(), gdelta.mat(), GpuStream());
     EXPECT_TRUE(SameBits(gx.Host().values, sum.values));
   });
+}
+
+// A row is rotated and appended to the same bits in a call of many rows, where several heads share a lane, as in one of
+// few; values that are not finite included.
+TEST(GpuRows, RotateManyRowsAsFew) {
+  MILLRACE_NEEDS_GPU();
+  constexpr int64_t kAll = 600, kPart = 200, kBlocks = kAll / kBlockTokens + 1;
+  for (const auto& [heads, kv_heads, dim] : {std::tuple{16, 8, 128}, {8, 2, 64}, {14, 2, 64}, {4, 1, 32}, {4, 4, 16}}) {
+    for (const bool with_norms : {true, false}) {
+      SCOPED_TRACE(testing::Message() << heads << ", " << kv_heads << " x " << dim << (with_norms ? ", norms" : ""));
+      Array<bf16> qkv = Array<bf16>::Random(kAll, (heads + 2 * kv_heads) * dim, 20);
+      qkv.mat().row(7)[(heads + kv_heads) * dim + 3] = bf16(NAN);
+      qkv.mat().row(300)[2] = bf16(INFINITY);
+      std::vector<int32_t> positions, slots;
+      for (int32_t t = 0; t < kAll; ++t) {
+        positions.push_back(t * 31 % 997);
+        slots.push_back(t % 13 == 5 ? -1 : t * 7 % static_cast<int32_t>(kAll));
+      }
+      const OnGpu<float> norm(Array<float>::Random(1, dim, 21)), cos(Array<float>::Random(997, dim / 2, 22)),
+          sin(Array<float>::Random(997, dim / 2, 23));
+      const OnGpu<int32_t> gpositions(positions), gslots(slots);
+      const Vec<const float> norms = with_norms ? Vec<const float>(norm.vec()) : Vec<const float>{};
+      const auto after = [&](int64_t step) {
+        const OnGpu<bf16> rows(qkv), k(kBlocks, kBlockTokens * kv_heads * dim), v(kBlocks, k.mat().cols);
+        for (int64_t begin = 0; begin < kAll; begin += step) {
+          RopeAppend<bf16>(rows.mat().Rows(begin, step), {k.mat().data, v.mat().data, kBlocks, kv_heads, dim}, norms,
+                           norms, 1e-6f, {cos.mat(), sin.mat()}, {gpositions.vec().data + begin, step},
+                           {gslots.vec().data + begin, step}, GpuStream());
+        }
+        return std::vector{rows.Host().values, k.Host().values, v.Host().values};
+      };
+      const auto many = after(kAll), few = after(kPart);
+      for (size_t i = 0; i < many.size(); ++i) EXPECT_TRUE(SameBits(many[i], few[i])) << i;
+    }
+  }
 }
 
 }  // namespace
