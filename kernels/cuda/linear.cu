@@ -5,10 +5,10 @@
 namespace millrace::cuda {
 namespace {
 
-// Beyond 16 rows a block for few reads too much of x; long sums of these widths still gain, as their segments' sums
-// stay within the block.
+// Beyond 16 rows a block for few reads too much of x; long sums of this width still gain, as their segments' sums stay
+// within the block.
 bool HasFewRows(const LinearArgs& args) {
-  const bool gains = args.k > 1024 && ((args.n > 2048 && args.n <= 4096) || (args.n > 16384 && args.n <= 32768));
+  const bool gains = args.k > 1024 && args.n > 2048 && args.n <= 4096;
   return args.m <= (gains ? 32 : 16);
 }
 

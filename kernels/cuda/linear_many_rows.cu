@@ -410,6 +410,9 @@ void Choose(const LinearArgs& args, Stream& stream) {
   const bool wide = args.n > 32768, short_k = args.k <= 1024;
   const int64_t sms = StateOf(stream).num_sms;
   if (args.m <= 32) {
+    if (args.n > 16384 && !wide && !short_k) {
+      return LaunchShape<Shape<64, 3, 1, 2, 1, 1, 226, gated>, Y>(args, stream);
+    }
     if constexpr (!gated) {
       if (LaunchIfOneRound<Shape<32, 1, 4, 1, 1, 1, 226>, Y>(args, stream)) return;
       if (args.n <= 4096) return LaunchShape<Shape<32, 1, 4, 1, 1, 3, 74>, Y>(args, stream);
@@ -437,6 +440,12 @@ void Choose(const LinearArgs& args, Stream& stream) {
     using High = Shape<128, 3, 1, 2, 1, 1, 226, gated>;
     if (Work<Low>(args, sms) < Work<High>(args, sms)) return LaunchShape<Low, Y>(args, stream);
     return LaunchShape<High, Y>(args, stream);
+  }
+  if (args.m <= 192) {
+    if (short_k && args.n > 2048 && LaunchIfOneRound<Shape<192, 1, 1, 2, 1, 1, 226, gated>, Y>(args, stream)) return;
+    if constexpr (!gated) {
+      if (LaunchIfOneRound<Shape<64, 1, 2, 1, 1, 1, 226>, Y>(args, stream)) return;
+    }
   }
   if constexpr (!gated) {
     if (args.m <= 256 && LaunchIfOneRound<Shape<64, 1, 4, 2, 1, 3, 74>, Y>(args, stream)) return;

@@ -156,13 +156,15 @@ TEST(GpuLinear, FusedWithNormsAndSiluGivesTheSameBits) {
   }
 }
 
-// The bits of the vocabulary's rows, whose products are the widest.
-TEST(GpuLinear, GivesARowOfLogitsTheSameBitsInAnyBatch) {
+// The bits of the widest products: the vocabulary's rows, and a large model's gates.
+TEST(GpuLinear, GivesARowOfWideProductsTheSameBitsInAnyBatch) {
   MILLRACE_NEEDS_GPU();
-  const OnBoth both{Array<bf16>::Random(257, 1024, 6), Array<bf16>::Random(49152, 1024, 7)};
-  const Array<float> whole = both.Rows(0, 257);
-  for (const int64_t batch : {1, 8, 16, 17, 33, 64, 65, 128, 129, 256}) {
-    ExpectSameBits(both.Rows(257 - batch, batch), whole, 257 - batch);
+  for (const auto& [in, out] : {std::pair{1024, 49152}, {1088, 17408}}) {
+    const OnBoth both{Array<bf16>::Random(257, in, 6), Array<bf16>::Random(out, in, 7)};
+    const Array<float> whole = both.Rows(0, 257);
+    for (const int64_t batch : {1, 8, 16, 17, 32, 33, 64, 65, 128, 129, 192, 193, 256}) {
+      ExpectSameBits(both.Rows(257 - batch, batch), whole, 257 - batch);
+    }
   }
 }
 
