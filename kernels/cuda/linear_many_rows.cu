@@ -1,14 +1,17 @@
-// y[m, n] = sum over c of x[m, c] * w[n, c] + bias[n] for more than a few rows. Weights are wgmma's 64-row side and the
-// rows of x its columns, so that a block reads its weights once for up to 192 rows. One thread brings 64-wide tiles of
-// both to a ring in shared memory by bulk copies, weights before the inputs are ready; each other warpgroup multiplies
-// 64 outputs. A block walks the four segments of K, adds each to its totals and goes on to another tile, or it is one
-// of a cluster of two or four that share the segments out and send one another their sums (linear_outputs.cuh). Blocks
-// of neighbouring outputs may bring the rows of x together, and those of neighbouring rows the weights. Bound: bytes up
-// to some 128 rows, 2 per weight; then FLOPs, 2 per row, input and output. H200, 2026-11-30, kernels_bench, share of a
-// copy's 4230 GB/s at M = 64 / 128: 4096 -> 24576 88 / 78 %, 4096 -> 151936 94 / 81 %, 12288 -> 4096 75 / 54 %, 4096 ->
-// 4096 52 / 37 %; of 790 TFLOP/s at M = 2048 / 8192: 4096 -> 24576 81 / 79 %, 4096 -> 6144 93 / 76 %, 1024 -> 6144 71 /
-// 70 %. A layer of 1024 -> 4096, 2048 -> 1024, 1024 -> 6144, 3072 -> 1024: 27.7 / 27.5 / 35.8 us at M = 64 / 128 / 256
-// there, 19.4 / 23.8 / 33.7 in a bench of this chain alone; why they differ is not known.
+// y[m, n] = sum over c of x[m, c] * w[n, c] + bias[n] for more than a few rows, or SiluMul of its halves. Weights are
+// wgmma's 64-row side and the rows of x its columns, so that a block reads its weights once for up to 192 rows. One
+// thread brings 64-wide tiles of both to a ring in shared memory by bulk copies, weights before the inputs are ready;
+// each other warpgroup multiplies 64 outputs. A block walks the four segments of K, adds each to its totals, and stores
+// them while it multiplies the first segment of its next tile; or it is one of a cluster of two or four that share the
+// segments out and send one another their sums (linear_outputs.cuh). Blocks of neighbouring outputs may bring the rows
+// of x together, and those of neighbouring rows the weights. Weights that are gated come eight gates and eight that
+// they gate in turn, so that a thread has the sums of both. Bound: bytes up to some 128 rows, 2 per weight; then FLOPs,
+// 2 per row, input and output, of which the GPU's power allows some 790 T/s at most (1.4 to 1.6 GHz). H200, 2026-12-01,
+// normal numbers, share of a copy's 4205 GB/s at M = 64 / 128: 4096 -> 24576 93 / 88 %, 12288 -> 4096 77 / 56 %, 4096
+// -> 4096 63 / 49 %; of 790 TFLOP/s at M = 256 / 512 / 1024 / 2048: 4096 -> 24576 83 / 92 / 86 / 92 %, 4096 -> 6144 71
+// / 88 / 89 / 91 %, 12288 -> 4096 60 / 83 / 86 / 86 %, 4096 -> 4096 53 / 74 / 79 / 80 % (512: less busy numbers); 1024
+// -> 6144 at M = 1024 / 2048 68 / 77 %, 1024 -> 4096 60 / 70 %, 2048 -> 1024 50 / 70 %, 3072 -> 1024 55 / 75 %. At M =
+// 2048 one chain in place of four segments, whose registers then hold 256 rows, takes 3 % less over a layer of 8B.
 #include <algorithm>
 
 #include "kernels/cuda/hopper.cuh"
