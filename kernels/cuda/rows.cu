@@ -1,10 +1,11 @@
 // out[t] = table[ids[t]]; x += delta; out = x / sqrt(mean(x^2) + eps) * weight; out = silu(gate) * up. One block per
-// row; thread i takes the packs i, i + threads, …; a row's squares are summed per thread in that order, then across the
-// block in a fixed tree. Bound: bytes. Embedding 6 per element, GatherRows 4, Add 6, RmsNorm 6, AddRmsNorm 14,
-// SiluMul 6. H200, 2026-11-30: SiluMul 99 % of a copy's 4230 GB/s at 16384 x 4096, 74 % (2.0 us) at 256 and 0.8 us for
-// one row. The norms with a residual in bf16 took 96 % (AddRmsNorm) and 80 % (RmsNorm), 2.7 and 2.3 us at 256, 1.5 and
-// 1.3 us for one row. 2026-12-01, in float, in a prefill of 2048 x 4096: AddRmsNorm 32.6 us, 85 % of a copy's 4230 GB/s
-// (34.7 with one pack to a thread); of 1024 x 1024 6.7 us.
+// row (norms of many rows: up to four warps); thread i takes the packs i, i + threads, …; a row's squares are summed
+// per thread in that order, then across the block in a fixed tree, whose order fewer warps keep. Bound: bytes.
+// Embedding 6 per element, GatherRows 4, Add 6, RmsNorm 6, AddRmsNorm 14, SiluMul 6. H200, 2026-11-30: SiluMul 99 % of
+// a copy's 4230 GB/s at 16384 x 4096, 74 % (2.0 us) at 256 and 0.8 us for one row. The norms with a residual in bf16
+// took 96 % (AddRmsNorm) and 80 % (RmsNorm), 2.7 and 2.3 us at 256, 1.5 and 1.3 us for one row. 2026-12-01, in float,
+// in a prefill of 2048 x 4096: AddRmsNorm 32.6 us, 85 % of a copy's 4230 GB/s (34.7 with one pack to a thread); of 1024
+// x 1024 6.7 us.
 #include "kernels/cuda/device.cuh"
 #include "kernels/cuda/ops.h"
 
