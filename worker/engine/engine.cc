@@ -206,7 +206,6 @@ void Engine::Launch(StepPlan plan) {
   FlyingStep& step = flying_[num_flying_++];
   step.plan = std::move(plan);
   step.report = StepReport();
-  step.report.mutable_stalled_slots()->Assign(step.plan.stalled.begin(), step.plan.stalled.end());
   step.launched = std::chrono::steady_clock::now();
   BuildStep(table_, step.plan, step.input, step.report);
   model_->Launch(step.input);
@@ -227,6 +226,9 @@ void Engine::TakeResults() {
   step.report.set_step_us(static_cast<uint32_t>(std::clamp<int64_t>(us, 1, UINT32_MAX)));
   step.report.set_draft_us(static_cast<uint32_t>(std::clamp<double>(output_.draft_us, 0, step.report.step_us())));
   ++steps_;
+  // An edit since the launch may have released some: the report acknowledges it, so it may not name them any more.
+  std::erase_if(step.plan.stalled, [&](int32_t id) { return !table_.at(id).active; });
+  step.report.mutable_stalled_slots()->Assign(step.plan.stalled.begin(), step.plan.stalled.end());
   reported_stalls_ = step.plan.stalled;
   Report(std::move(step.report));
   std::rotate(flying_.begin(), flying_.begin() + 1, flying_.begin() + static_cast<std::ptrdiff_t>(num_flying_));

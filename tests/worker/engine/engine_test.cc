@@ -106,6 +106,23 @@ TEST_P(EngineTest, StallsWithoutALeaseAndGoesOnWithOne) {
   EXPECT_EQ(router_->AwaitFinished({0}).slots.at(0).tokens, FakeModel::Generate(Prompt(30), 40));
 }
 
+// The step that it stalled in may end after the edit that releases it: what acknowledges that must not name it.
+TEST_P(EngineTest, NamesNoStalledSlotThatIsReleasedMeanwhile) {
+  Post(MakeEdit(1, {MakeAdmit(0, Prompt(30), {9}, 70), MakeAdmit(1, Prompt(20), Blocks(20, 10), 300)}));
+  router_->Await([](const View& view) { return view.last.stalled_slots_size() == 1; });
+  model_->CloseGate();
+  Post(MakeEdit(2, {}, {0}));
+  model_->LetSteps(6);
+  router_->AwaitApplied(2);
+  model_->OpenGate();
+  const View view = router_->AwaitFinished({1});
+  for (const auto& report : view.reports) {
+    if (report.applied_edit() >= 2) {
+      EXPECT_EQ(report.stalled_slots_size(), 0) << "of step " << report.step();
+    }
+  }
+}
+
 TEST_P(EngineTest, ReleasesAndReusesASlot) {
   model_->CloseGate();
   Post(MakeEdit(1, {MakeAdmit(0, Prompt(30), Blocks(0, 4), 120)}));
