@@ -9,7 +9,7 @@ namespace millrace {
 inline Stream& GpuStream() {
   static Stream stream = [] {
     Stream s = Stream::OpenCuda(0);
-    s.ReserveWorkspace(256u << 20);
+    s.ReserveWorkspace(512u << 20);
     return s;
   }();
   return stream;
