@@ -47,7 +47,7 @@ for part in "$@"; do
     kernels) tested 200 "$bin/gpu_kernels_test" ;;
     memcheck|racecheck) sanitized "$part" ;;
     bench) timeout 150 "$bin/gpu_kernels_bench" || result=1 ;;
-    engine) tested 60 "$bin/golden_test"; tested 60 "$bin/batch_invariance_test"; tested 100 "$bin/speculation_test" ;;
+    engine) tested 60 "$bin/golden_test"; tested 60 "$bin/batch_invariance_test"; tested 240 "$bin/speculation_test" ;;
     idle|served) "$part" ;;
     *) workloads="$workloads $part" ;;
   esac
