@@ -203,6 +203,7 @@ std::vector<Output> InProcessCluster::Run(std::vector<std::vector<SequenceSpec>>
       output.report = scheduler_->Report(event.sequence);
       ++ended;
     }
+    if (ended == outputs.size() && next_group < groups.size()) submit();  // else no report would come any more
     PostEdits();
   }
   return outputs;
