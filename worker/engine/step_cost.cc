@@ -154,9 +154,12 @@ worker::v1::StepCost MeasureStepCost(Model& model, const EngineLimits& limits) {
 }
 
 std::vector<worker::v1::Drafter> MeasureDrafters(Model& model, const EngineLimits& limits) {
-  std::vector<worker::v1::Drafter> drafters(1);
-  drafters[0].set_method(worker::v1::DRAFT_METHOD_LOOKUP);
-  drafters[0].set_max_length(kMaxDrafts);
+  std::vector<worker::v1::Drafter> drafters;
+  // Looking up is free but where it keeps the host from launching ahead: that time no formula of a drafter holds.
+  if (model.max_steps_in_flight() == 1) {
+    drafters.emplace_back().set_method(worker::v1::DRAFT_METHOD_LOOKUP);
+    drafters.back().set_max_length(kMaxDrafts);
+  }
   const int32_t context = std::min(512, limits.max_context - kMaxDrafts);
   const int32_t sequences =
       std::min({8, limits.num_slots, limits.max_rows / (1 + kMaxDrafts), limits.max_logit_rows / (1 + kMaxDrafts)});
