@@ -37,9 +37,9 @@ struct WorkerOptions {
   // Tokens of one step, max_slots … 131,072: bounds the activations, and how long a step can take. 0: 512 on the CPU,
   // 8,192 on a GPU.
   int max_rows = 0;
-  // What drafts tokens that the model then checks, at most one of the two; a worker on a CPU looks them up in the
-  // sequence too: a folder with a small model of the same vocabulary, whose cache takes part of kv_memory, or the first
-  // so many layers of the model itself, 1 … one less than it has. Empty and 0: nothing else.
+  // What drafts tokens that the model then checks, at most one of the two: a folder with a small model of the same
+  // vocabulary, whose cache takes part of kv_memory, or the first so many layers of the model itself, 1 … one less than
+  // it has. Empty and 0: neither. On a CPU they are looked up in the sequence in any case.
   std::string draft_model;
   int draft_layers = 0;
   double step_target_ms = 45;  // decoding steps take prefill as long as they are predicted to stay below, 0.1 … 10,000
