@@ -8,6 +8,7 @@
 // With --overhead, instead: the same work, in turns, for routers that differ in one thing, TLS on both sides, metrics
 // scraped once a second, or a log line a request; how much work a second of CPU does, as a share of what it does
 // for one without any of them.
+#include <poll.h>
 #include <sys/prctl.h>
 #include <unistd.h>
 
@@ -26,7 +27,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
-#include "absl/time/clock.h"
 #include "cli/child.h"
 #include "cli/completion_call.h"
 #include "kernels/check.h"
@@ -112,7 +112,8 @@ std::string FirstLine(Child& child) {
       if (first.empty()) first = line;
     });
     child.err().Read([](const std::string& line) { std::fprintf(stderr, "%s\n", line.c_str()); });
-    absl::SleepFor(absl::Milliseconds(5));
+    pollfd pipes[] = {{child.out().fd(), POLLIN, 0}, {child.err().fd(), POLLIN, 0}};
+    if (first.empty()) poll(pipes, std::size(pipes), -1);
   }
   MILLRACE_CHECK(!first.empty(), "a child says where it listens");
   return first;

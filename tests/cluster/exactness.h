@@ -93,6 +93,18 @@ class ExactnessTest : public testing::Test {
                 testing::UnitTest::GetInstance()->current_test_info()->name(), tokens, different, outputs.size());
   }
 
+  // Of two workers the first is lost while it computes.
+  std::vector<Output> RunLosingAWorker(InProcessCluster& cluster) {
+    bool lost = false;
+    std::vector<Output> outputs = cluster.Run(Singles(true), 1, [&](int num_reports) {
+      if (num_reports < 70 || lost) return;
+      cluster.LoseWorker(0);
+      lost = true;
+    });
+    EXPECT_TRUE(lost);
+    return outputs;
+  }
+
   static void ExpectEmpty(InProcessCluster& cluster, size_t worker) {
     EXPECT_EQ(cluster.scheduler().counts().queued, 0);
     EXPECT_EQ(cluster.scheduler().counts().running, 0);

@@ -85,13 +85,7 @@ TEST_P(Exactness, HoldsWhenAWorkerIsLost) {
   InProcessCluster cluster(model_);
   cluster.AddWorker({});
   cluster.AddWorker({});
-  bool lost = false;
-  const std::vector<Output> outputs = cluster.Run(Singles(true), 1, [&](int num_reports) {
-    if (num_reports < 70 || lost) return;
-    cluster.LoseWorker(0);
-    lost = true;
-  });
-  EXPECT_TRUE(lost);
+  const std::vector<Output> outputs = RunLosingAWorker(cluster);
   ExpectTruth(outputs);
   int moves = 0;
   for (const Output& output : outputs) moves += output.report.moves;

@@ -170,14 +170,7 @@ TEST_P(Speculation, ChangesNothingWhenAWorkerIsLost) {
   cluster.AddWorker(Shape());
   cluster.AddWorker(Shape());
   cluster.SetEditor(Always(3));
-  bool lost = false;
-  const std::vector<Output> outputs = cluster.Run(Singles(true), 1, [&](int num_reports) {
-    if (num_reports < 70 || lost) return;
-    cluster.LoseWorker(0);
-    lost = true;
-  });
-  EXPECT_TRUE(lost);
-  ExpectTruth(outputs);
+  ExpectTruth(RunLosingAWorker(cluster));
   ExpectEmpty(cluster, 1);
 }
 

@@ -23,7 +23,7 @@ constexpr int kMaxMessageBytes = 64 << 20;
 constexpr absl::Duration kMoving = absl::Seconds(1);  // for the router to take away what has not ended in the budget
 constexpr int kMaxStreams = 16;                       // of one connection: the router's, its successor's, health checks
 constexpr int kKeepaliveMs = 10'000;
-constexpr int kMostGuessLogits = 512;  // rows of logits of a step, where slots alone need fewer
+constexpr int kMostGuesses = 256;  // of a step: each has logits, besides one row for every slot
 
 std::string DrawInstanceId() {
   std::random_device random;
@@ -72,9 +72,7 @@ absl::StatusOr<std::unique_ptr<WorkerServer>> WorkerServer::Start(const WorkerOp
     return absl::FailedPreconditionError(absl::StrCat("--device is ", options.device, "; this build and machine have ",
                                                       Stream::CountCuda(), " usable GPUs"));
   }
-  // Beside a row for every slot, guesses may have logits too.
-  const int max_logit_rows = std::max(
-      options.max_slots, std::min({kMostGuessLogits, options.step_rows(), options.max_slots * (1 + kMaxDrafts)}));
+  const int max_logit_rows = options.max_slots + std::min(kMostGuesses, options.max_slots * kMaxDrafts);
   auto runner =
       ModelRunner::Load({.model_dir = options.model,
                          .kv_bytes = options.kv_bytes(),

@@ -161,7 +161,7 @@ bool Engine::Step() {
     TakeResults();
     return false;
   }
-  LookUpGuesses();
+  PrepareGuesses();
   StepPlan plan = PackStep(table_, options_.limits, options_.step_cost, options_.step_target_us);
   if (plan.chunks.empty() && num_flying_ == 0) {
     ReportIfNews(plan);
@@ -175,7 +175,7 @@ bool Engine::Step() {
   return num_flying_ == 0 && table_.num_active() == 0;
 }
 
-void Engine::LookUpGuesses() {
+void Engine::PrepareGuesses() {
   if (table_.num_drafting() == 0) return;
   for (int32_t id = 0; id < options_.limits.num_slots; ++id) {
     Slot& slot = table_.at(id);

@@ -89,7 +89,8 @@ class Engine {
   bool Step();
   void Launch(StepPlan plan);
   void TakeResults();
-  void LookUpGuesses();
+  // Before a step is packed: every token of the slots that draft, and the guesses that are looked up.
+  void PrepareGuesses();
   void LabelBlocks(const StepPlan& plan);
   void ReleaseEnded(const worker::v1::StepReport& report);
   void DropSteps();

@@ -77,7 +77,11 @@ class SlotTable {
   const Slot& at(int32_t slot) const { return slots_[static_cast<size_t>(slot)]; }
   int32_t num_active() const { return num_active_; }
   int32_t num_drafting() const { return num_drafting_; }  // slots that are to draft
+  // The draft model's k and v are the target's own. How many tokens of a slot it has read.
   bool draft_shares_cache() const { return limits_.draft_model == DraftModel::kSharedCache; }
+  int32_t NumDraftRead(const Slot& slot) const {
+    return draft_shares_cache() ? slot.num_computed_tokens : slot.num_draft_computed_tokens;
+  }
 
  private:
   // At most one slot writes a block, and while it does, only slots that know it read along.

@@ -69,13 +69,13 @@ void AddLogitRows(const StepPlan::Chunk& chunk, const Slot& slot, StepInput& inp
   }
 }
 
-void AddDraft(const StepPlan::Chunk& chunk, const Slot& slot, bool shares_cache, StepInput& input) {
+void AddDraft(const StepPlan::Chunk& chunk, const Slot& slot, int32_t num_read, StepInput& input) {
   if (chunk.num_unread == 0) return;
   DraftInput draft;
   draft.sequence = static_cast<int32_t>(input.context_len.size()) - 1;
   draft.count = chunk.num_guesses;
   draft.first_logit_row = static_cast<int32_t>(input.logit_rows.size()) - chunk.num_logit_rows;
-  draft.position = shares_cache ? slot.num_computed_tokens : slot.num_draft_computed_tokens;
+  draft.position = num_read;
   draft.unread_begin = static_cast<int32_t>(input.unread.size());
   for (int32_t p = draft.position; p < draft.position + chunk.num_unread; ++p) {
     input.unread.push_back(slot.all_token_ids[static_cast<size_t>(p)]);
@@ -97,7 +97,7 @@ void BuildStep(const SlotTable& table, const StepPlan& plan, StepInput& input, w
     const Slot& slot = table.at(chunk.slot);
     AddRows(chunk, slot, input);
     AddLogitRows(chunk, slot, input);
-    AddDraft(chunk, slot, table.draft_shares_cache(), input);
+    AddDraft(chunk, slot, table.NumDraftRead(slot), input);
     if (chunk.is_decoding) {
       decode_context += static_cast<uint64_t>(slot.length());
     } else {

@@ -38,8 +38,7 @@ void AddGuesses(const SlotTable& table, const EngineLimits& limits, StepPlan& pl
     if (slot.draft_method == worker::v1::DRAFT_METHOD_LOOKUP) {
       num_guesses = std::min(num_guesses, static_cast<int32_t>(slot.guesses.size()));
     } else {
-      const bool shared = limits.draft_model == DraftModel::kSharedCache;
-      const int32_t unread = shared ? 1 : slot.length() - slot.num_draft_computed_tokens;
+      const int32_t unread = slot.length() - table.NumDraftRead(slot);
       chunk.num_unread = std::min(unread, unread_left);
       unread_left -= chunk.num_unread;
       if (chunk.num_unread < unread) num_guesses = 0;

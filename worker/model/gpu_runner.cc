@@ -136,6 +136,7 @@ void GpuRunner::RecordGraphs() {
 // from pass to pass and into the step without the host.
 void GpuRunner::LaunchDrafts(const StepInput& input) {
   step_input_ = input;
+  drafted_.assign(input.tokens.size(), nullptr);
   for (const DraftInput& draft : input.drafts) {
     const int32_t row = input.query_start[static_cast<size_t>(draft.sequence)];
     for (int32_t j = 1; j <= draft.count; ++j) {
@@ -160,15 +161,15 @@ void GpuRunner::Launch(const StepInput& input) {
   Flight& flight = flights_[turn];
   flight.launched = std::chrono::steady_clock::now();
   flight.drafts = !input.drafts.empty();
-  drafted_.assign(input.tokens.size(), nullptr);
   if (flight.drafts) LaunchDrafts(input);
   const auto logit_rows = static_cast<int64_t>(input.logit_rows.size());
   flight.chosen = target_.Launch(flight.drafts ? step_input_ : input, stream_);
   flight.num_logprobs = input.num_logprobs;
-  flight.guesses.assign(input.logit_rows.size(), {});
+  flight.guesses.clear();
   for (size_t r = 0; r < input.logit_rows.size(); ++r) {
+    if (!input.is_guess[r]) continue;
     const auto row = static_cast<size_t>(input.logit_rows[r]);
-    if (input.is_guess[r]) flight.guesses[r] = {true, input.tokens[row], drafted_[row]};
+    flight.guesses.push_back({r, input.tokens[row], flight.drafts ? drafted_[row] : nullptr});
   }
   flight.most_logprobs = logit_rows == 0 ? -1 : std::ranges::max(input.num_logprobs);
   if (flight.most_logprobs >= 0) {
@@ -196,10 +197,11 @@ void GpuRunner::Await(StepOutput& output) {
   const size_t count = flight.num_logprobs.size();
   output.tokens.assign(flight.chosen.data, flight.chosen.data + count);
   output.logprobs.assign(count, {});
-  for (size_t r = 0; r < count; ++r) {
-    const Guess& guess = flight.guesses[r];
+  for (const Guess& guess : flight.guesses) {
     const int32_t guessed = guess.drafted != nullptr ? *guess.drafted : guess.token;
-    if (guess.made && output.tokens[r - 1] != guessed) output.tokens[r] = kNotReached;
+    if (output.tokens[guess.logit_row - 1] != guessed) output.tokens[guess.logit_row] = kNotReached;
+  }
+  for (size_t r = 0; r < count; ++r) {
     if (flight.num_logprobs[r] < 0 || output.tokens[r] < 0) continue;
     const auto begin = static_cast<int64_t>(r) * flight.most_logprobs;
     TokenLogProbs& row = output.logprobs[r];

@@ -41,7 +41,7 @@ class GpuRunner final : public ModelRunner {
     Vec<int32_t> top_tokens;  // [R, N]
   };
   struct Guess {
-    bool made = false;
+    size_t logit_row = 0;
     int32_t token = 0;
     const int32_t* drafted = nullptr;  // where it is once the step has ended, if the draft model made it
   };
@@ -50,7 +50,7 @@ class GpuRunner final : public ModelRunner {
     Vec<const int32_t> chosen;          // [R] once it has ended
     std::vector<int32_t> num_logprobs;  // [R]
     int32_t most_logprobs = -1;         // N
-    std::vector<Guess> guesses;         // [R] the row's own token
+    std::vector<Guess> guesses;         // rows whose own token is one, ascending
     bool drafts = false;
     std::chrono::steady_clock::time_point launched;
   };
