@@ -1,19 +1,24 @@
-# millrace_test(NAME sources… LINK targets… [ENV name=value…] [TSAN]): one GoogleTest binary, one ctest entry. TSAN: free of gRPC,
-# so that it also runs under ThreadSanitizer (target tsan_tests, ctest label tsan).
+# millrace_test(NAME sources… LINK targets… [ENV name=value…] [ASAN] [TSAN]): one GoogleTest binary, one ctest entry. ASAN, TSAN: also
+# built (target asan_tests, tsan_tests) and run (ctest label asan, tsan) under those sanitizers. TSAN is for what has threads and
+# no gRPC, whose Debian build is not instrumented.
+add_custom_target(asan_tests)
 add_custom_target(tsan_tests)
 find_library(GTEST_A libgtest.a REQUIRED)
 find_library(GMOCK_A libgmock.a REQUIRED)
 function(millrace_test name)
-  cmake_parse_arguments(arg "TSAN" "" "LINK;ENV" ${ARGN})
+  cmake_parse_arguments(arg "ASAN;TSAN" "" "LINK;ENV" ${ARGN})
   add_executable(${name} ${arg_UNPARSED_ARGUMENTS} ${PROJECT_SOURCE_DIR}/tests/test_main.cc)
   target_link_libraries(${name} PRIVATE millrace_options ${arg_LINK} ${GMOCK_A} ${GTEST_A} Threads::Threads)
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
   add_test(NAME ${name} COMMAND ${name})
   set_tests_properties(${name} PROPERTIES TIMEOUT 900 ENVIRONMENT "MILLRACE_SOURCE_DIR=${PROJECT_SOURCE_DIR};${arg_ENV}")
-  if(arg_TSAN)
-    add_dependencies(tsan_tests ${name})
-    set_tests_properties(${name} PROPERTIES LABELS tsan)
-  endif()
+  foreach(label ASAN TSAN)
+    if(arg_${label})
+      string(TOLOWER ${label} label)
+      add_dependencies(${label}_tests ${name})
+      set_property(TEST ${name} APPEND PROPERTY LABELS ${label})
+    endif()
+  endforeach()
 endfunction()
 
 # millrace_bench(NAME sources… LINK targets…): a Google Benchmark main; built with everything, run by hand.

@@ -45,15 +45,14 @@ clients() {  # 400 MB of compilers, so only when asked for
   MILLRACE_CLIENTS=install python_tests build/cpu/bin tests/clients/*_test.py
 }
 asan() {  # by clang, whose thread-safety analysis is an error there
-  build asan --target tsan_tests text_test checkpoint_test model_config_test millrace-cli millrace-router millrace-worker
+  build asan --target asan_tests millrace-cli millrace-router millrace-worker
   export UBSAN_OPTIONS=print_stacktrace=1 LSAN_OPTIONS="suppressions=$root/tests/lsan.supp:print_suppressions=0"
-  ctest --test-dir build/asan -R '^(text|checkpoint|model_config)_test$' --output-on-failure -j "$jobs"
-  ctest --test-dir build/asan -L tsan --output-on-failure -j "$jobs"
+  ctest --test-dir build/asan -L asan --output-on-failure -j "$jobs"
   python_tests build/asan/bin tests/cluster/stress_test.py
 }
-tsan() {  # targets without gRPC, whose Debian build is not instrumented
+tsan() {  # what has threads and no gRPC, whose Debian build is not instrumented
   build tsan --target tsan_tests
-  TSAN_OPTIONS="ignore_noninstrumented_modules=1 suppressions=$root/tests/tsan.supp" ctest --test-dir build/tsan -L tsan --output-on-failure
+  TSAN_OPTIONS="ignore_noninstrumented_modules=1 suppressions=$root/tests/tsan.supp" ctest --test-dir build/tsan -L tsan --output-on-failure -j "$jobs"
 }
 cuda() {  # compiles; tests/gpu/run.sh runs where a GPU is
   command -v nvcc > /dev/null || { echo "0 of 1 CUDA builds: no nvcc here, skipped"; return; }
