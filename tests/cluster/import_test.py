@@ -1,4 +1,5 @@
-"""Promises of deploy/import_model.py: right weights and tokenizer, nothing half made, no traceback for a bad file."""
+"""Promises of deploy/import_model.py: right weights and tokenizer, nothing half made, no traceback for a bad file. And of
+deploy/draft_table.py: the table that the workers' tests read."""
 
 import gzip
 import hashlib
@@ -339,6 +340,16 @@ class DemoModel(unittest.TestCase):
             self.assertEqual(json.loads((self.model / name).read_text()), golden, name)
         with gzip.open(GOLDEN / "tokenizers" / "smollm2" / "tokenizer.json.gz", "rt", encoding="utf-8") as file:
             self.assertEqual(json.loads((self.model / "tokenizer.json").read_text(encoding="utf-8")), json.load(file))
+
+
+class DraftTableTest(unittest.TestCase):
+    def test_counts_the_fixtures_table(self):
+        fixture = ROOT / "tests" / "fixtures" / "draft_table"
+        with tempfile.TemporaryDirectory() as folder:
+            (Path(folder) / "config.json").write_bytes((fixture / "config.json").read_bytes())
+            with open(fixture / "answers.jsonl", encoding="utf-8") as answers:
+                subprocess.run([sys.executable, ROOT / "deploy" / "draft_table.py", "table", folder], stdin=answers, check=True)
+            self.assertEqual((Path(folder) / "draft.ngrams").read_bytes(), (fixture / "draft.ngrams").read_bytes())
 
 
 if __name__ == "__main__":

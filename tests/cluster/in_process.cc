@@ -86,7 +86,10 @@ void InProcessCluster::AddWorker(const WorkerShape& shape) {
   cost.set_row_us(20);
   cost.set_context_ns(100);
 
+  auto draft_table = DraftTable::Load(model_dir_ / DraftTable::kFileName, config->vocab_size);
+  ASSERT_TRUE(draft_table.ok()) << draft_table.status();
   EngineOptions engine;
+  engine.draft_table = *std::move(draft_table);
   engine.limits = {shape.num_slots,          static_cast<int32_t>(shape.num_blocks),
                    config->vocab_size,       static_cast<int32_t>(max_context),
                    shape.max_rows,           options.max_logit_rows,

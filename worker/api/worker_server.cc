@@ -92,7 +92,10 @@ absl::StatusOr<std::unique_ptr<WorkerServer>> WorkerServer::Start(const WorkerOp
     return absl::InvalidArgumentError(
         absl::StrCat("--kv_memory is ", options.kv_bytes(), ", ", num_blocks, " blocks; the limit is ", max_blocks));
   }
+  auto draft_table = DraftTable::Load(std::filesystem::path(options.model) / DraftTable::kFileName, config.vocab_size);
+  if (!draft_table.ok()) return draft_table.status();
   EngineOptions engine;
+  engine.draft_table = *std::move(draft_table);
   engine.limits = {.num_slots = options.max_slots,
                    .num_blocks = static_cast<int32_t>(num_blocks),
                    .vocab_size = config.vocab_size,

@@ -189,7 +189,7 @@ void Engine::PrepareGuesses() {
     tokens.insert(tokens.end(), slot.token_ids.begin() + (std::ssize(tokens) - slot.num_cached_tokens),
                   slot.token_ids.end());
     if (slot.draft_method != worker::v1::DRAFT_METHOD_LOOKUP) continue;
-    slot.guesses = LookUpDraft({tokens.data(), std::ssize(tokens)}, slot.most_drafts());
+    slot.guesses = Guess({tokens.data(), std::ssize(tokens)}, slot.most_drafts(), options_.draft_table.get());
   }
 }
 

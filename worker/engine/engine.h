@@ -20,6 +20,7 @@
 #include "absl/time/time.h"
 #include "millrace/worker/v1/worker.pb.h"
 #include "worker/engine/block_labels.h"
+#include "worker/engine/draft_table.h"
 #include "worker/engine/engine_limits.h"
 #include "worker/engine/slot_table.h"
 #include "worker/engine/step_packer.h"
@@ -42,6 +43,7 @@ struct EngineOptions {
   EngineLimits limits;
   worker::v1::StepCost step_cost;
   double step_target_us = 45'000;
+  std::shared_ptr<const DraftTable> draft_table;  // may be null
 };
 
 class Engine {
