@@ -10,6 +10,7 @@ namespace millrace {
 namespace {
 
 constexpr float kForbids = -100;  // the bias that forbids a token
+constexpr size_t kSpareTokens = 1024;
 
 worker::v1::Sampling MakeSampling(const v1::SamplingParams& params, uint32_t vocab_size) {
   worker::v1::Sampling sampling;
@@ -62,7 +63,12 @@ absl::StatusOr<std::vector<SequenceSpec>> MakeSpecs(const v1::GenerateRequest& r
   spec.deadline = context.deadline;
   const int choices = params.has_n() ? params.n() : 1;
   std::vector<SequenceSpec> specs(static_cast<size_t>(choices), spec);
-  for (size_t choice = 0; choice < specs.size(); ++choice) specs[choice].sampling.set_seed(context.seed + choice);
+  for (size_t choice = 0; choice < specs.size(); ++choice) {
+    specs[choice].sampling.set_seed(context.seed + choice);
+    // Here and not when the answer comes, which is under the fleet's lock: a long prompt takes its time to copy.
+    specs[choice].prompt.reserve(spec.prompt.size() +
+                                 std::min(static_cast<size_t>(std::max(spec.max_tokens, 0)), kSpareTokens));
+  }
   for (int choice = 0; choice < request.resume_size(); ++choice) {
     const auto& received = request.resume(choice).token_ids();
     specs[static_cast<size_t>(choice)].output.assign(received.begin(), received.end());

@@ -1,6 +1,6 @@
 // Finds ids by 64-bit hashes: open addressing with 8 bytes a slot, an id and the upper 36 bits of its hash. Several ids
 // may answer to one hash; the caller proves which is meant. Single-threaded. Time: O(1); growing O(size), so Reserve.
-// Memory: 8 bytes per 0.8 entries reserved.
+// Memory: 8 bytes per 0.6 entries reserved.
 #pragma once
 
 #include <cstddef>

@@ -96,6 +96,7 @@ EntryId PrefixIndex::Insert(const PrefixHash& root, EntryId parent, const Prefix
                             const Holder& holder) {
   MILLRACE_CHECK(holder.worker < kMaxWorkers && (holder.filler < kMaxSlots || holder.filler == kNone),
                  "a holder's numbers fit", holder.worker, holder.filler);
+  ++changes_;
   const Reference after = parent == kNone ? RootReference(root) : Reference{parent, At(parent).generation};
   const PackedHolder packed{holder.block, static_cast<uint16_t>(holder.worker),
                             holder.filler == kNone ? kComputed : static_cast<uint16_t>(holder.filler)};
@@ -142,6 +143,7 @@ PrefixIndex::PackedHolder& PrefixIndex::Find(EntryId entry, uint32_t worker, Blo
 }
 
 void PrefixIndex::Remove(EntryId id, uint32_t worker, BlockId block) {
+  ++changes_;
   PackedHolder& holder = Find(id, worker, block);
   Entry& entry = At(id);
   if (entry.many == kNone) {

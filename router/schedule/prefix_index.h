@@ -2,7 +2,7 @@
 // holders are blocks of workers, each computed or still being filled by a slot. The hash finds an entry, its tokens and
 // its parent prove it. One walk matches all workers. Exact, since the router itself places and evicts every block.
 // Lives as long as the router. Time: a match O(blocks * workers / 64), Insert and Remove O(holders); nothing ever
-// copies all entries but Reserve. Memory: 42 bytes and the tokens for an entry with one holder, 48 more with two or
+// copies all entries but Reserve. Memory: 46 bytes and the tokens for an entry with one holder, 48 more with two or
 // three.
 #pragma once
 
@@ -51,6 +51,15 @@ class PrefixIndex {
                  const Holder& holder);
   void Remove(EntryId entry, uint32_t worker, BlockId block);
   void MarkComputed(EntryId entry, uint32_t worker, BlockId block);
+
+  // Counts what was inserted and removed: while it stays, a match stays.
+  uint64_t changes() const { return changes_; }
+
+  // Memory is fetched while other work is done: before an Insert with this hash; before a Remove of this entry, in two
+  // steps, since the entry says what else is looked at.
+  void PrefetchInsert(const PrefixHash& hash) const { table_.Prefetch(hash.lo); }
+  void PrefetchEntry(EntryId entry) const { __builtin_prefetch(&At(entry)); }
+  void PrefetchRemove(EntryId entry) const { table_.Prefetch(At(entry).hash); }
 
   // The worker's block for this entry, a computed one if there is any. REQUIRES: the worker holds it.
   Holder HolderOn(EntryId entry, uint32_t worker) const;
@@ -106,6 +115,7 @@ class PrefixIndex {
   std::vector<EntryId> unused_;
   std::vector<Many> many_;
   std::vector<uint32_t> unused_many_;
+  uint64_t changes_ = 0;
 };
 
 }  // namespace millrace

@@ -87,7 +87,7 @@ bool RunningSet::Admit(Sequence* sequence, const PrefixIndex::Match& match, Time
   if (pool_.available() < uint64_t{missing} + static_cast<uint64_t>(unused) + Reserve()) return false;
 
   for (const BlockId block : table) pool_.Pin(block);
-  for (uint32_t i = 0; i < missing; ++i) table.push_back(TakeBlock());
+  TakeBlocks(missing, &table);
   const uint32_t id = free_slots_.back();
   free_slots_.pop_back();
   ++num_used_slots_;
@@ -102,8 +102,7 @@ bool RunningSet::Admit(Sequence* sequence, const PrefixIndex::Match& match, Time
   slot.num_computed = hits * block_tokens_;
   slot.filler = filler;
   if (filler != kNone) slots_[filler].dependents.push_back(id);
-  while ((slot.num_named + 1) * block_tokens_ <= sequence->length() && Name(&slot, id)) {
-  }
+  NameAll(&slot, id);
   slot.prefilling = true;
   slot.left = PrefillSeconds(cost(), slot.num_computed, sequence->length() - slot.num_computed);
   slot.rank = slot.told_rank = PrefillRank(*sequence, slot.left, now);

@@ -142,12 +142,13 @@ class RunningSet {
   uint32_t IdOf(const RunningSlot& slot) const { return static_cast<uint32_t>(&slot - slots_.data()); }
   uint32_t TargetBlocks(const Sequence& sequence) const;
   uint32_t Reserve() const;
-  BlockId TakeBlock();
+  void TakeBlocks(uint32_t num_blocks, std::vector<BlockId>* table);  // REQUIRES: there are so many
   bool Grow(RunningSlot* slot, uint32_t num_blocks);
   bool OutOfRoom(const RunningSlot& slot) const { return slot.sequence->length() > slot.table.size() * block_tokens_; }
   bool FreesBlocks(const RunningSlot& slot) const;
   RunningSlot* ChooseVictim(const RunningSlot& needy);
   bool Name(RunningSlot* slot, uint32_t filler);
+  void NameAll(RunningSlot* slot, uint32_t filler);
   void Unname(BlockId block);
   void StopOne(RunningSlot* slot, bool emptied, bool poisoned, std::vector<uint32_t>* dependents);
   void LeavePrefill(RunningSlot* slot);

@@ -2,10 +2,16 @@
 #include <algorithm>
 #include <tuple>
 
+#include "absl/container/inlined_vector.h"
 #include "kernels/check.h"
 #include "router/schedule/running_set.h"
 
 namespace millrace {
+namespace {
+
+constexpr uint32_t kBlocksAtOnce = 8;  // fetched from memory
+
+}  // namespace
 
 // The tokens it has, and the lease beyond; never more than its longest length needs.
 uint32_t RunningSet::TargetBlocks(const Sequence& sequence) const {
@@ -20,16 +26,42 @@ uint32_t RunningSet::Reserve() const {
   return num_used_slots_ == 0 ? 0 : std::max(pool_.size() / 100, static_cast<uint32_t>(leases));
 }
 
-BlockId RunningSet::TakeBlock() {
-  const std::optional<BlockPool::Taken> taken = pool_.Take();
-  MILLRACE_CHECK(taken.has_value(), "blocks are taken only when there are some");
-  if (taken->evicted != kNone) index_->Remove(taken->evicted, place_, taken->block);
-  return taken->block;
+// Several at a time, because what they held is cold: it is fetched from memory while the next ones are taken.
+void RunningSet::TakeBlocks(uint32_t num_blocks, std::vector<BlockId>* table) {
+  absl::InlinedVector<BlockPool::Taken, kBlocksAtOnce> named;
+  while (num_blocks > 0) {
+    named.clear();
+    for (uint32_t n = std::min(num_blocks, kBlocksAtOnce); n > 0; --n, --num_blocks) {
+      const std::optional<BlockPool::Taken> taken = pool_.Take();
+      MILLRACE_CHECK(taken.has_value(), "blocks are taken only when there are some");
+      table->push_back(taken->block);
+      if (taken->evicted == kNone) continue;
+      index_->PrefetchEntry(taken->evicted);
+      named.push_back(*taken);
+    }
+    for (const BlockPool::Taken& taken : named) index_->PrefetchRemove(taken.evicted);
+    for (const BlockPool::Taken& taken : named) index_->Remove(taken.evicted, place_, taken.block);
+  }
+}
+
+// Names what is named at once: the leading blocks that are full of known tokens, if `filler` is to compute them.
+void RunningSet::NameAll(RunningSlot* slot, uint32_t filler) {
+  const std::vector<PrefixHash>& hashes = slot->sequence->hashes;
+  for (size_t i = slot->num_named; i < std::min<size_t>(slot->num_named + kBlocksAtOnce, hashes.size()); ++i) {
+    index_->PrefetchInsert(hashes[i]);
+  }
+  while ((slot->num_named + 1) * block_tokens_ <= slot->sequence->length()) {
+    if (slot->num_named + kBlocksAtOnce < hashes.size())
+      index_->PrefetchInsert(hashes[slot->num_named + kBlocksAtOnce]);
+    if (!Name(slot, filler)) return;
+  }
 }
 
 bool RunningSet::Grow(RunningSlot* slot, uint32_t num_blocks) {
   const size_t before = slot->table.size();
-  while (slot->table.size() < num_blocks && pool_.available() > 0) slot->table.push_back(TakeBlock());
+  if (before < num_blocks) {
+    TakeBlocks(std::min(num_blocks - static_cast<uint32_t>(before), pool_.available()), &slot->table);
+  }
   const uint32_t id = IdOf(*slot);
   if (slot->table.size() > before && Told(*slot) && slot->num_told == before) extend_.push_back(id);
   return slot->table.size() >= num_blocks;

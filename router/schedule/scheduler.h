@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/container/inlined_vector.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
@@ -42,7 +43,7 @@ inline constexpr char kRetryAfterMs[] = "millrace.retry_after_ms";
 
 // One output to generate; a request with n choices is n of them, submitted together, and shares the prompt's blocks.
 struct SequenceSpec {
-  std::vector<int32_t> prompt;  // at least one token
+  std::vector<int32_t> prompt;  // at least one token; with spare capacity the answer follows without a copy
   std::vector<int32_t> output;  // generated before, elsewhere: it goes on after them; fewer than max_tokens
   worker::v1::Sampling sampling;
   std::vector<int32_t> stop_token_ids;
@@ -56,7 +57,7 @@ struct SequenceSpec {
 
 struct SequenceEvent {
   SequenceId sequence = 0;
-  std::vector<int32_t> token_ids;
+  absl::InlinedVector<int32_t, 4> token_ids;
   std::vector<worker::v1::LogProbs> logprobs;         // one per token, where asked for
   std::vector<worker::v1::LogProbs> prompt_logprobs;  // all of them, with or before the first token
   // Set in the last event of a sequence. An error status (DEADLINE_EXCEEDED, INTERNAL for non-finite logits,

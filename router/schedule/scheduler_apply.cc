@@ -33,7 +33,7 @@ absl::Status Scheduler::Apply(WorkerId id, const worker::v1::StepReport& report,
       return status;
   }
   const size_t num_events = state.events.size() + static_cast<size_t>(report.rows_size());
-  if (num_events > state.events.capacity()) state.events.reserve(2 * num_events);
+  if (num_events > state.events.capacity()) state.events.reserve(std::max(num_events, 2 * state.events.capacity()));
   for (const worker::v1::Row& row : report.rows()) {
     if (absl::Status status = state.ApplyRow(&worker, row, report.applied_edit(), now); !status.ok()) return status;
   }
@@ -155,13 +155,14 @@ absl::Status Scheduler::State::ApplyRow(Worker* worker, const worker::v1::Row& r
   Sequence& sequence = *slot.sequence;
   SequenceEvent& event = events.emplace_back();
   event.sequence = sequence.id;
-  event.token_ids.assign(row.token_ids().begin(), row.token_ids().end());
+  const absl::Span<const int32_t> tokens(row.token_ids().data(), static_cast<size_t>(row.token_ids_size()));
+  event.token_ids.assign(tokens.begin(), tokens.end());
   event.logprobs.assign(row.logprobs().begin(), row.logprobs().end());
   event.prompt_logprobs = std::move(sequence.prompt_logprobs);
   sequence.prompt_logprobs.clear();
   CountGuesses(worker, &slot, row, applied_edit);
   if (row.token_ids_size() > 0) {
-    sequence.tokens.insert(sequence.tokens.end(), row.token_ids().begin(), row.token_ids().end());
+    for (const int32_t token : tokens) sequence.tokens.push_back(token);
     sequence.report.generated_tokens += row.token_ids_size();
     if (sequence.report.first_token == 0) sequence.report.first_token = now;
     sequence.report.last_token = now;

@@ -12,6 +12,9 @@ constexpr size_t kWindow = 32;  // sequences that a dispatch looks at, in order
 }  // namespace
 
 void Scheduler::State::FindPrefix(Sequence* sequence) {
+  const Matched wanted{sequence->id, sequence->length(), index->changes(), workers.size()};
+  if (matched == wanted) return;
+  matched = wanted;
   hasher.Extend(sequence->hashes, sequence->root, sequence->tokens, block_tokens);
   index->Find(sequence->root, sequence->hashes, sequence->tokens.data(), workers.size(), &match);
 }

@@ -111,8 +111,16 @@ struct Scheduler::State {
 
   SequenceId on_trial = 0;  // the suspect that was admitted last
   QuarantinedContents quarantined;
-  double expected_output = 256;       // tokens; follows what ends
+  double expected_output = 256;  // tokens; follows what ends
+  struct Matched {
+    SequenceId sequence = 0;
+    uint32_t length = 0;
+    uint64_t changes = 0;  // of the index
+    size_t num_workers = 0;
+    bool operator==(const Matched&) const = default;
+  };
   PrefixIndex::Match match;           // scratch of dispatch
+  Matched matched;                    // what `match` is of
   std::vector<Candidate> candidates;  // by place
   std::vector<Sequence*> first;
   SchedulerCounts counts;

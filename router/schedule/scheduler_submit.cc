@@ -5,12 +5,21 @@
 #include "router/schedule/scheduler_state.h"
 
 namespace millrace {
+namespace {
+
+// Whether each token is within 0 … last, without branches. With t and last below 2^31, t | (last - t) has its highest
+// bit just if t is above; a negative t has it anyway.
+bool AllWithin(absl::Span<const int32_t> tokens, uint32_t last) {
+  uint32_t above = 0;
+  for (const int32_t token : tokens) above |= static_cast<uint32_t>(token) | (last - static_cast<uint32_t>(token));
+  return above >> 31 == 0;
+}
+
+}  // namespace
 
 absl::Status Scheduler::State::CheckSpec(const SequenceSpec& spec) const {
   const auto check_tokens = [&](const char* name, const auto& tokens) {
-    uint32_t highest = 0;  // a negative one counts as high
-    for (const int32_t token : tokens) highest = std::max(highest, static_cast<uint32_t>(token));
-    if (highest < model->vocab_size()) return absl::OkStatus();
+    if (AllWithin(tokens, model->vocab_size() - 1)) return absl::OkStatus();
     for (int i = 0; i < static_cast<int>(tokens.size()); ++i) {
       if (tokens[i] >= 0 && static_cast<uint32_t>(tokens[i]) < model->vocab_size()) continue;
       return absl::InvalidArgumentError(

@@ -9,6 +9,7 @@ namespace millrace {
 namespace {
 
 constexpr uint32_t kMaxContext = 1 << 28;
+constexpr uint32_t kSpareTokens = 1024;         // room for the answer behind a prompt
 constexpr int32_t kFirstOutputToken = 1 << 30;  // above every token of a prompt; which one, tells the request
 
 int32_t OutputToken(const TraceRequest& request) {
@@ -18,6 +19,7 @@ int32_t OutputToken(const TraceRequest& request) {
 }  // namespace
 
 nlohmann::json Decider::Answer(const Json& event) {
+  scheduler_us_ = 0;
   const std::string kind = event.at("event");
   if (kind == "end") return Json::object();
   now_ = event.at("now").get<Time>() + 1;  // the Scheduler's zero means never
@@ -109,7 +111,9 @@ void Decider::Arrive(const Json& event) {
 }
 
 std::vector<int32_t> Decider::Prompt(const TraceRequest& request) const {
-  std::vector<int32_t> tokens(request.length, OutputToken(request));
+  std::vector<int32_t> tokens;
+  tokens.reserve(request.length + kSpareTokens);
+  tokens.resize(request.length, OutputToken(request));
   for (uint32_t i = 0; i < request.tokens && i / kTraceBlock < request.blocks.size(); ++i) {
     tokens[i] =
         request.blocks[i / kTraceBlock] * static_cast<int32_t>(kTraceBlock) + static_cast<int32_t>(i % kTraceBlock);
@@ -130,7 +134,7 @@ void Decider::Submit(TraceRequest* request) {
   spec.sampling.set_seed(static_cast<uint64_t>(request->id));
   std::vector<SequenceSpec> specs;
   specs.push_back(std::move(spec));
-  const absl::StatusOr<std::vector<SequenceId>> ids = scheduler_->Submit(std::move(specs), now_);
+  const absl::StatusOr<std::vector<SequenceId>> ids = Ask([&] { return scheduler_->Submit(std::move(specs), now_); });
   MILLRACE_CHECK(ids.ok(), "the Scheduler takes the request", static_cast<long long>(request->id));
   request->sequence = ids->front();
   request->fed = request->length;
@@ -204,7 +208,7 @@ worker::v1::StepReport Decider::Report(Worker* worker) const {
 }
 
 void Decider::Apply(Worker* worker, const worker::v1::StepReport& report) {
-  const absl::Status status = scheduler_->Apply(*worker->id, report, now_);
+  const absl::Status status = Ask([&] { return scheduler_->Apply(*worker->id, report, now_); });
   if (!status.ok()) std::fprintf(stderr, "%s\n", status.ToString().c_str());
   MILLRACE_CHECK(status.ok(), "the Scheduler accepts a report");
 }
@@ -319,11 +323,11 @@ void Decider::Step(const Json& event) {
 
 void Decider::TakeEdits() {
   for (;;) {
-    for (const SequenceEvent& event : scheduler_->TakeEvents()) {
+    for (const SequenceEvent& event : Ask([&] { return scheduler_->TakeEvents(); })) {
       const auto found = by_sequence_.find(event.sequence);
       if (found != by_sequence_.end() && !event.status.ok()) SubmitAgain(found->second);  // it lost two workers
     }
-    const std::vector<WorkerId> pending = scheduler_->PendingWorkers();
+    const std::vector<WorkerId> pending = Ask([&] { return scheduler_->PendingWorkers(); });
     if (pending.empty()) return;
     for (const WorkerId id : pending) {
       Worker& worker = workers_[places_.at(id)];
@@ -334,7 +338,7 @@ void Decider::TakeEdits() {
 
 bool Decider::TakeEdit(size_t place) {
   Worker& worker = workers_[place];
-  const worker::v1::Edit edit = scheduler_->TakeEdit(*worker.id);
+  const worker::v1::Edit edit = Ask([&] { return scheduler_->TakeEdit(*worker.id); });
   worker.edit = edit.edit_id();
   std::vector<BlockName> evicted;
   for (const worker::v1::Extend& extend : edit.extend()) {

@@ -4,6 +4,7 @@
 // Breaches end the process. Lives as long as the process; single-threaded.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <deque>
 #include <memory>
@@ -21,6 +22,8 @@ namespace millrace {
 class Decider {
  public:
   nlohmann::json Answer(const nlohmann::json& event);
+  // Of the latest answer: microseconds within the Scheduler. The rest is the judge's protocol.
+  double scheduler_us() const { return scheduler_us_; }
 
  private:
   using Json = nlohmann::json;
@@ -61,6 +64,15 @@ class Decider {
   worker::v1::StepReport Report(Worker* worker) const;
   void Apply(Worker* worker, const worker::v1::StepReport& report);
 
+  // Calls the Scheduler and counts its time.
+  template <class Call>
+  auto Ask(const Call& call) {
+    const auto start = std::chrono::steady_clock::now();
+    auto result = call();
+    scheduler_us_ += std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start).count();
+    return result;
+  }
+
   void TakeEdits();
   bool TakeEdit(size_t place);  // true if it releases slots
   void Admit(size_t place, const worker::v1::Admit& admit, std::vector<BlockName>* evicted);
@@ -80,6 +92,7 @@ class Decider {
   size_t leaving_ = 0;                // the worker that was lost
   size_t missing_ = 0;                // and how many of its requests have not arrived again
   Time now_ = 0;
+  double scheduler_us_ = 0;
 };
 
 }  // namespace millrace

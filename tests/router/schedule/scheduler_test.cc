@@ -620,6 +620,9 @@ TEST_F(SchedulerTest, RefusesWhatCanNeverRunAndNamesTheLimit) {
   EXPECT_EQ(refusal(Spec({})).code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(refusal(Spec({1}, 0)).code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(std::string(refusal(Spec({1, 100})).message()), HasSubstr("prompt[1] = 100 is not within 0 … 99"));
+  EXPECT_THAT(std::string(refusal(Spec({1, -1})).message()), HasSubstr("prompt[1] = -1 is not within 0 … 99"));
+  EXPECT_THAT(std::string(refusal(Spec({1, INT32_MIN})).message()),
+              HasSubstr("prompt[1] = -2147483648 is not within 0 … 99"));
   EXPECT_EQ(refusal(Spec(Count(0, 50), 11)).code(), absl::StatusCode::kOutOfRange);
   EXPECT_EQ(refusal(Spec(Count(0, 30), 11)).code(), absl::StatusCode::kResourceExhausted);
   EXPECT_TRUE(refusal(Spec(Count(0, 30), 10)).ok());
