@@ -28,6 +28,7 @@ std::string DrawRequestId() {
 
 absl::StatusOr<GenerateCall*> InferenceService::BeginGenerate(const grpc::CallbackServerContext& context,
                                                               const grpc::ByteBuffer& bytes, Time arrived) {
+  if (!bytes.Valid()) return absl::CancelledError("the call ended before its request had come");
   const absl::StatusOr<std::string> tenant = access_->TenantOf(context);
   if (!tenant.ok()) return tenant.status();
   v1::GenerateRequest request;

@@ -5,6 +5,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
+#include "grpcpp/generic/generic_stub.h"
 #include "tests/health_client.h"
 #include "tests/http_get.h"
 #include "tests/router/api/router_fixture.h"
@@ -139,6 +140,27 @@ TEST_F(OperationsTest, CountsAnAbandonedSequenceAsAborted) {
   }
   AwaitValue("millrace_requests_total{code=\"CANCELLED\"}", 1);
   AwaitValue("vllm:request_success_total{model_name=\"tiny\",finished_reason=\"abort\"}", 1);
+}
+
+// A client that leaves before its message has come asked for nothing invalid.
+TEST_F(OperationsTest, CountsACallThatEndedBeforeItsRequestCameAsCancelled) {
+  FakeWorker worker("w");
+  Start({&worker});
+  AwaitReady();
+  grpc::ClientContext context;
+  grpc::CompletionQueue queue;
+  void* tag = nullptr;
+  bool ok = false;
+  grpc::GenericStub stub(channel_);
+  const auto call = stub.PrepareCall(&context, "/millrace.v1.InferenceService/Generate", &queue);
+  call->StartCall(&context);
+  ASSERT_TRUE(queue.Next(&tag, &ok));
+  context.TryCancel();
+  AwaitValue("millrace_requests_total{code=\"CANCELLED\"}", 1);
+  grpc::Status status;
+  call->Finish(&status, &status);
+  ASSERT_TRUE(queue.Next(&tag, &ok));
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::CANCELLED);
 }
 
 TEST_F(OperationsTest, LogsOneLineARequestWithoutItsText) {
