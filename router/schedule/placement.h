@@ -16,6 +16,10 @@ int64_t PrefillRank(const Sequence& sequence, double left, Time now);
 // Its first token comes later than its limit even if its prefill starts now.
 bool IsLate(const Sequence& sequence, double left, Time now);
 
+// It was admitted, and its answer comes too late if its prefill does not go on now: it goes before what is admitted
+// later, so that nothing is computed in vain.
+bool IsUrgent(const Sequence& sequence, double left, Time now);
+
 // A worker as a candidate.
 struct WorkerLoad {
   const worker::v1::StepCost* cost;
@@ -29,6 +33,9 @@ struct WorkerLoad {
 
 // By how much prefill takes longer there than its own seconds: the rest of each step is the decoding rows'.
 double Slowdown(const WorkerLoad& worker);
+
+// Of so many tokens after the first.
+double DecodeSeconds(const WorkerLoad& worker, double tokens);
 
 // Until its first token, and with so many more, whose own prefill takes `own` seconds.
 double AnswerSeconds(const WorkerLoad& worker, double own, double tokens);

@@ -61,7 +61,7 @@ Scheduler::State::Outcome Scheduler::State::Place(Sequence* sequence, Time now) 
   absl::InlinedVector<uint32_t, 16> full;  // do not have the blocks now
   for (;;) {
     uint32_t best = kNone;
-    double best_cost = 0, best_own = 0, best_wait = 0, best_seconds = 0, least_wait = 0, least_own = 0;
+    double best_cost = 0, best_own = 0, best_wait = 0, best_seconds = 0, best_decode = 0, least_wait = 0, least_own = 0;
     bool any_open = false;
     for (uint32_t place = 0; place < workers.size(); ++place) {
       if (!candidates[place].open) continue;
@@ -81,6 +81,7 @@ Scheduler::State::Outcome Scheduler::State::Place(Sequence* sequence, Time now) 
       best_own = own;
       best_wait = load.wait;
       best_seconds = AnswerSeconds(load, own, expected_output / 2);
+      best_decode = DecodeSeconds(load, expected_output / 2);
     }
     if (best == kNone) {
       // Nowhere: the cheapest worker is kept for it, so that smaller ones behind cannot take its blocks for ever.
@@ -102,6 +103,7 @@ Scheduler::State::Outcome Scheduler::State::Place(Sequence* sequence, Time now) 
       return Outcome::kWaits;
     }
     if (workers[best].set->Admit(sequence, match, now)) {
+      if (sequence->deadline != kNever) sequence->first_due = sequence->deadline - static_cast<Time>(best_decode * 1e6);
       queue.Remove(sequence);
       Admitted(sequence, now);
       workers[best].set->RefreshRanks(now);

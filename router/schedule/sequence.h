@@ -43,8 +43,9 @@ struct Sequence {
   uint32_t worker = 0;       // while running: its place in the scheduler's table
   uint32_t slot = 0;
 
-  double limit = 0;  // seconds it may wait before that counts: max(2 s, 2 * cold prefill)
-  double left = 0;   // while queued: predicted seconds of prefill at the best worker
+  Time first_due = kNever;  // since it was admitted: when its first token must come for its answer to make the deadline
+  double limit = 0;         // seconds it may wait before that counts: max(2 s, 2 * cold prefill)
+  double left = 0;          // while queued: predicted seconds of prefill at the best worker
   int64_t queue_rank = 0;
   uint32_t queue_index = 0;
 

@@ -76,6 +76,7 @@ void VirtualCluster::Pump() {
     request.received += static_cast<uint32_t>(event.token_ids.size());
     if (!event.finished) continue;
     request.cached = static_cast<uint32_t>(scheduler_.Report(event.sequence).cached_tokens);
+    request.admitted = scheduler_.Report(event.sequence).admitted != 0;
     request.ended = now_;
     request.status = event.status;
     by_sequence_.erase(found);

@@ -28,6 +28,7 @@ struct VirtualRequest {
   Time arrived = 0, first = 0, ended = 0;
   uint32_t received = 0;
   uint32_t cached = 0;
+  bool admitted = false;
   absl::Status status;  // of its end, or of its refusal
 
   bool done() const { return ended != 0 && status.ok() && received == output; }
