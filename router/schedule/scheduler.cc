@@ -17,7 +17,7 @@ void Scheduler::State::Detach(Sequence* sequence, Time now) {
   } else if (sequence->place == Sequence::Place::kParked) {
     --num_parked;
   } else {
-    for (Sequence* orphan : workers[sequence->worker].set->Stop(sequence->slot, false)) Return(orphan, now);
+    for (Sequence* orphan : Change(sequence->worker).Stop(sequence->slot, false)) Return(orphan, now);
     --counts.running;
   }
 }
@@ -69,7 +69,7 @@ void Scheduler::Requeue(SequenceId id, Time now) {
   const auto found = state_->sequences.find(id);
   if (found == state_->sequences.end() || found->second->place != Sequence::Place::kRunning) return;
   Sequence* const sequence = found->second.get();
-  RunningSet::Evicted evicted{{sequence}, state_->workers[sequence->worker].set->Stop(sequence->slot, false)};
+  RunningSet::Evicted evicted{{sequence}, state_->Change(sequence->worker).Stop(sequence->slot, false)};
   state_->Return(evicted, now);
   state_->Dispatch(now);
 }

@@ -18,6 +18,7 @@ absl::Status Scheduler::Apply(WorkerId id, const worker::v1::StepReport& report,
   const uint32_t place = state.PlaceOf(id);
   if (place == kNone) return absl::NotFoundError(absl::StrCat("worker ", id, " is not here"));
   State::Worker& worker = state.workers[place];
+  state.Change(place);
   if (report.step() < worker.steps) {
     return absl::InvalidArgumentError(absl::StrCat("step ", report.step(), " after step ", worker.steps));
   }

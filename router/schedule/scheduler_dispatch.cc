@@ -1,5 +1,7 @@
 // From the queue to workers.
 #include <algorithm>
+#include <numeric>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "router/schedule/scheduler_state.h"
@@ -28,9 +30,25 @@ void Scheduler::State::Dispatch(Time now) {
   ExpireDeadlines(now);
   while (queue.size() > 0 && DispatchFirst(now) > 0) {
   }
-  for (const Worker& worker : workers) {
-    if (worker.set != nullptr) worker.set->DecideDrafts(queue.size() > 0);
+  DecideDrafts();
+}
+
+RunningSet& Scheduler::State::Change(uint32_t place) {
+  changed.push_back(place);
+  return *workers[place].set;
+}
+
+// Only where something may have changed: with a thousand workers, looking at each costs more than a report.
+void Scheduler::State::DecideDrafts() {
+  const bool others_wait = queue.size() > 0;
+  if (std::exchange(drafts_yield, others_wait) != others_wait) {
+    changed.resize(workers.size());
+    std::iota(changed.begin(), changed.end(), 0);
   }
+  for (const uint32_t place : changed) {
+    if (workers[place].set != nullptr) workers[place].set->DecideDrafts(others_wait);
+  }
+  changed.clear();
 }
 
 // Returns how many of the first in the queue were admitted.
@@ -102,7 +120,7 @@ Scheduler::State::Outcome Scheduler::State::Place(Sequence* sequence, Time now) 
                                        " ms; its deadline is in ", (sequence->deadline - now) / 1000, " ms")));
       return Outcome::kWaits;
     }
-    if (workers[best].set->Admit(sequence, match, now)) {
+    if (Change(best).Admit(sequence, match, now)) {
       if (sequence->deadline != kNever) sequence->first_due = sequence->deadline - static_cast<Time>(best_decode * 1e6);
       queue.Remove(sequence);
       Admitted(sequence, now);

@@ -76,6 +76,7 @@ absl::StatusOr<WorkerId> Scheduler::AddWorker(const worker::v1::Ready& ready, Ti
   state.workers[place] = {};
   state.workers[place].set = std::move(set);
   state.places[id] = place;
+  state.Change(place);
   state.last_cost = ready.step_cost();
   state.UpdateLargestPool(now);
   state.ReserveIndex();
@@ -113,7 +114,7 @@ void Scheduler::EmptyWorker(WorkerId worker, Time now) {
   State& state = *state_;
   const uint32_t place = state.PlaceOf(worker);
   if (place == kNone) return;
-  RunningSet& set = *state.workers[place].set;
+  RunningSet& set = state.Change(place);
   std::vector<Sequence*> moved;
   for (uint32_t id = 0; id < set.slots().size(); ++id) {
     if (set.slots()[id].state != RunningSlot::State::kRunning) continue;

@@ -18,7 +18,7 @@ void Scheduler::SetPaused(SequenceId id, bool paused, Time now) {
   state.SetDue(sequence, paused ? now + state.options.max_pause : kNever);
   state.counts.paused += paused ? 1 : -1;
   if (sequence->place == Sequence::Place::kRunning) {
-    RunningSet& set = *state.workers[sequence->worker].set;
+    RunningSet& set = state.Change(sequence->worker);
     set.PauseChanged(sequence->slot);
     state.Return(set.GrowLeases(), now);
   } else if (sequence->place == Sequence::Place::kParked) {

@@ -38,6 +38,7 @@ struct Scheduler::State {
 
   // Fleet.
   uint32_t PlaceOf(WorkerId worker) const;  // kNone: no such worker
+  RunningSet& Change(uint32_t place);       // whoever changes a set takes it from here
   void UpdateLargestPool(Time now);
   void ReserveIndex();
   absl::Status CheckReady(const worker::v1::Ready& ready) const;
@@ -77,6 +78,7 @@ struct Scheduler::State {
   void FindPrefix(Sequence* sequence);  // into `match`
   double PrefillLeft(const RunningSet& set, const Sequence& sequence, uint32_t depth) const;
   void Dispatch(Time now);
+  void DecideDrafts();
   int DispatchFirst(Time now);
   enum class Outcome { kAdmitted, kWaits, kAllBusy };
   Outcome Place(Sequence* sequence, Time now);
@@ -95,7 +97,9 @@ struct Scheduler::State {
   int64_t largest_pool = 0;        // tokens; of the last worker's, while there are none
   worker::v1::StepCost last_cost;  // of the latest worker: for limits
   std::optional<PrefixIndex> index;
-  std::vector<Worker> workers;  // by place; without a set: a free place
+  std::vector<Worker> workers;    // by place; without a set: a free place
+  std::vector<uint32_t> changed;  // places whose sets may have changed since draft lengths were decided
+  bool drafts_yield = false;      // as they were decided: the queue was not empty
   absl::flat_hash_map<WorkerId, uint32_t> places;
   WorkerId next_worker = 1;
 

@@ -301,18 +301,26 @@ void BM_SubmitToAFullQueue(benchmark::State& state) {
 }
 BENCHMARK(BM_SubmitToAFullQueue)->UseManualTime()->Arg(4000)->Iterations(5'000);
 
-// One step of a worker with 256 decoding rows: every 32nd step extends each slot. The edit is taken, too.
+// One step of a worker with so many decoding rows: every 32nd step extends each slot. The edit is taken, too. The other
+// workers of the fleet run nothing. `drafts`: all look guesses up.
 void BM_ApplyRows(benchmark::State& state) {
   const auto rows = static_cast<uint32_t>(state.range(0));
-  SchedulerOptions options;
-  Scheduler scheduler(options);
-  const WorkerId worker = *scheduler.AddWorker(Ready(1 << 20, rows), 0);
+  Scheduler scheduler{SchedulerOptions()};
+  worker::v1::Ready ready = Ready(1 << 20, rows);
+  if (state.range(2) != 0) {
+    worker::v1::Drafter* const drafter = ready.add_drafters();
+    drafter->set_method(worker::v1::DRAFT_METHOD_LOOKUP);
+    drafter->set_max_length(kDraftPositions);
+  }
+  const WorkerId worker = *scheduler.AddWorker(ready, 0);
   uint64_t step = 0;
   while (scheduler.counts().running < rows) {
     (void)scheduler.Submit({Spec(Tokens(100, step), 100'000)}, 0);
     if (!scheduler.PendingWorkers().empty())
       (void)scheduler.Apply(worker, Answer(scheduler.TakeEdit(worker), ++step, false), 0);
   }
+  ready.set_num_blocks(16);
+  for (int64_t i = 1; i < state.range(1); ++i) (void)*scheduler.AddWorker(ready, 0);
   worker::v1::StepReport report;
   for (uint32_t slot = 0; slot < rows; ++slot) {
     worker::v1::Row* row = report.add_rows();
@@ -328,7 +336,11 @@ void BM_ApplyRows(benchmark::State& state) {
     if (!scheduler.PendingWorkers().empty()) edit = scheduler.TakeEdit(worker).edit_id();
   }
 }
-BENCHMARK(BM_ApplyRows)->Arg(1)->Arg(256)->Iterations(20'000)->Unit(benchmark::kMicrosecond);
+BENCHMARK(BM_ApplyRows)
+    ->ArgNames({"rows", "workers", "drafts"})
+    ->ArgsProduct({{1, 256}, {1, 1000}, {0, 1}})
+    ->Iterations(20'000)
+    ->Unit(benchmark::kMicrosecond);
 
 }  // namespace
 }  // namespace millrace
