@@ -39,14 +39,14 @@ def free_address():
 class Fleet:
     """Workers at addresses that they keep, and one router."""
 
-    def __init__(self, num_workers, num_blocks):
-        self.num_blocks = num_blocks
+    def __init__(self, num_workers, num_blocks, model=MODEL):
+        self.model, self.memory = str(model), f"{num_blocks * BLOCK_KIB}KiB" if model == MODEL else "256MiB"
         self.addresses = [free_address() for _ in range(num_workers)]
         self.workers = [None] * num_workers
         for i in range(num_workers):
             self.start(i)
         self.metrics_at = free_address()
-        self.router = Process("millrace-router", "--model", str(MODEL), "--listen", "127.0.0.1:0", "--workers", ",".join(self.addresses),
+        self.router = Process("millrace-router", "--model", self.model, "--listen", "127.0.0.1:0", "--workers", ",".join(self.addresses),
                               "--metrics_listen", self.metrics_at, "--log_level", "error")
         self.channel = grpc.insecure_channel(self.router.address)
         self.inference = inference_pb2_grpc.InferenceServiceStub(self.channel)
@@ -54,8 +54,8 @@ class Fleet:
         self.await_ready()
 
     def start(self, i):
-        self.workers[i] = Process("millrace-worker", "--model", str(MODEL), "--listen", self.addresses[i], "--worker_id", f"worker-{i}",
-                                  "--threads", "1", "--kv_memory", f"{self.num_blocks * BLOCK_KIB}KiB", "--drain_ms", "300", "--log_level", "error")
+        self.workers[i] = Process("millrace-worker", "--model", self.model, "--listen", self.addresses[i], "--worker_id", f"worker-{i}",
+                                  "--threads", "1", "--kv_memory", self.memory, "--drain_ms", "300", "--log_level", "error")
 
     def restart(self, i, number):
         self.workers[i].send(number)
@@ -215,22 +215,25 @@ def cancel_to_free(fleet, count):
     print(f"cancel to free, {len(times)} of them, the status's own round trips included: p50 {share(times, .5):.1f} ms, "
           f"p99 {share(times, .99):.1f} ms, max {max(times):.1f} ms; steps that ended meanwhile: p50 {share(steps, .5)}, p99 {share(steps, .99)}, "
           f"max {max(steps)}", flush=True)
-    assert share(times, .99) <= 100
+    return share(times, .99), share(steps, .99)
 
 
 def cancels(options):
-    fleet = Fleet(1, 680)
+    fleet = Fleet(1, 680, options.model or MODEL)
     try:
-        cancel_to_free(fleet, min(options.count, 400))
+        milliseconds, steps = cancel_to_free(fleet, min(options.count, 400))
+        assert steps <= 2 if options.model else milliseconds <= 100
     finally:
         fleet.stop()
+    if options.model:
+        return
     fleet = Fleet(2, 96)
     try:
         calls = Calls(fleet, make_requests(random.Random(SEED)))
         begin, kills = time.monotonic(), 0
         threads = Threads(48, calls.cancel_some)
         while calls.counts["cancelled"] < options.count and not threads.over.is_set():
-            time.sleep(2)
+            time.sleep(6)  # a worker that is lost more than three times within 5 s of its start has to rest
             fleet.restart(kills % 2, signal.SIGKILL)
             kills += 1
         threads.stop()
@@ -325,10 +328,11 @@ def soak(options):
         assert calls.counts["started"] == calls.counts["finished"] + calls.counts["cancelled"]
         assert set(by_code) <= {"OK", "CANCELLED"} and by_code["OK"] - accepted >= calls.counts["finished"]
         assert 0 <= calls.counts["started"] - (sum(by_code.values()) - accepted) <= calls.counts["at once"] + calls.counts["soon"]
-        router = samples["router"][len(samples["router"]) // 4:]  # the first quarter fills caches
+        router = samples["router"][len(samples["router"]) // 2:]  # before, caches and gRPC's arenas fill
         slope, error = growth(router)
-        print(f"router's memory: {router[0][1] / 1024:.1f} MiB after a quarter, {router[-1][1] / 1024:.1f} MiB at the end; slope "
+        print(f"router's memory: {router[0][1] / 1024:.1f} MiB half-way, {router[-1][1] / 1024:.1f} MiB at the end; slope "
               f"{slope * 3600 / 1024:+.2f} ± {2 * error * 3600 / 1024:.2f} MiB/h (two standard errors)", flush=True)
+        assert router[-1][1] <= 1.01 * router[0][1], "the router's memory grows"
         if options.samples:
             with open(options.samples, "w", encoding="ascii") as file:
                 file.writelines(f"{name},{t:.1f},{kib}\n" for name, of in samples.items() for t, kib in of)
@@ -340,6 +344,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["cancels", "pinned", "soak"])
     parser.add_argument("--count", type=int, default=20_000, help="cancels")
+    parser.add_argument("--model", help="cancels: a model whose steps are longer than a status takes, so that they can be counted; only that")
     parser.add_argument("--seconds", type=float, help="pinned: 300, soak: 1200")
     parser.add_argument("--samples", help="soak: file for memory over time")
     chosen = parser.parse_args()
