@@ -9,7 +9,7 @@
 namespace millrace {
 namespace {
 
-constexpr uint32_t kBlocksAtOnce = 8;  // fetched from memory
+constexpr uint32_t kBlocksAtOnce = 16;  // fetched from memory
 
 }  // namespace
 

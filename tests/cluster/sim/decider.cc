@@ -1,6 +1,7 @@
 #include "tests/cluster/sim/decider.h"
 
 #include <algorithm>
+#include <ctime>
 #include <utility>
 
 #include "kernels/check.h"
@@ -17,6 +18,12 @@ int32_t OutputToken(const TraceRequest& request) {
 }
 
 }  // namespace
+
+double ThreadMicroseconds() {
+  timespec time;
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+  return static_cast<double>(time.tv_sec) * 1e6 + static_cast<double>(time.tv_nsec) * 1e-3;
+}
 
 nlohmann::json Decider::Answer(const Json& event) {
   scheduler_us_ = 0;

@@ -4,7 +4,6 @@
 // Breaches end the process. Lives as long as the process; single-threaded.
 #pragma once
 
-#include <chrono>
 #include <cstdint>
 #include <deque>
 #include <memory>
@@ -18,6 +17,8 @@
 #include "tests/cluster/sim/ledger.h"
 
 namespace millrace {
+
+double ThreadMicroseconds();  // of work, not of waiting for a processor
 
 class Decider {
  public:
@@ -67,9 +68,9 @@ class Decider {
   // Calls the Scheduler and counts its time.
   template <class Call>
   auto Ask(const Call& call) {
-    const auto start = std::chrono::steady_clock::now();
+    const double start = ThreadMicroseconds();
     auto result = call();
-    scheduler_us_ += std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start).count();
+    scheduler_us_ += ThreadMicroseconds() - start;
     return result;
   }
 
