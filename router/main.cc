@@ -43,6 +43,11 @@ ABSL_FLAG(std::string, tokens, "",
 ABSL_FLAG(std::string, admin_tokens, "", "file of operators' bearer tokens; without it --tokens closes AdminService");
 ABSL_FLAG(bool, unencrypted, false,
           "allow plaintext beyond this machine: whoever is on the way can read prompts and answers and use the router");
+ABSL_FLAG(std::string, otlp_endpoint, "",
+          "HOST:PORT of a collector of spans, OTLP over gRPC in plaintext; empty: none");
+ABSL_FLAG(
+    bool, unencrypted_spans, false,
+    "allow a collector beyond this machine: whoever is on the way reads what requests are traced, not their text");
 ABSL_FLAG(bool, unencrypted_metrics, false, "allow /metrics beyond this machine, in plaintext and for anybody");
 ABSL_FLAG(int64_t, max_calls, millrace::RouterOptions().max_calls, "open Generate calls");
 ABSL_FLAG(int64_t, max_request_bytes, millrace::RouterOptions().max_request_bytes,
@@ -74,6 +79,8 @@ RouterOptions OptionsFromFlags() {
   options.admin_tokens = absl::GetFlag(FLAGS_admin_tokens);
   options.unencrypted = absl::GetFlag(FLAGS_unencrypted);
   options.unencrypted_metrics = absl::GetFlag(FLAGS_unencrypted_metrics);
+  options.otlp_endpoint = absl::GetFlag(FLAGS_otlp_endpoint);
+  options.unencrypted_spans = absl::GetFlag(FLAGS_unencrypted_spans);
   options.max_calls = absl::GetFlag(FLAGS_max_calls);
   options.max_request_bytes = absl::GetFlag(FLAGS_max_request_bytes);
   options.drain_ms = absl::GetFlag(FLAGS_drain_ms);

@@ -31,6 +31,11 @@ ABSL_FLAG(
     bool, unencrypted, false,
     "allow plaintext on an address other than loopback: whoever reaches it can read prompts and command the worker");
 ABSL_FLAG(bool, unencrypted_metrics, false, "allow /metrics on such an address, in plaintext and for anybody");
+ABSL_FLAG(std::string, otlp_endpoint, "",
+          "HOST:PORT of a collector of spans, OTLP over gRPC in plaintext; empty: none");
+ABSL_FLAG(
+    bool, unencrypted_spans, false,
+    "allow a collector beyond this machine: whoever is on the way reads what requests are traced, not their text");
 ABSL_FLAG(std::string, worker_id, "", "name of this worker, at most 128 bytes; default: drawn at start-up");
 ABSL_FLAG(std::string, device, millrace::WorkerOptions().device, "cpu, cuda or cuda:N");
 ABSL_FLAG(int, threads, millrace::WorkerOptions().threads, "compute threads on the CPU; 0: one per core");
@@ -64,6 +69,8 @@ millrace::WorkerOptions OptionsFromFlags() {
   options.router_identity = absl::GetFlag(FLAGS_router_identity);
   options.unencrypted = absl::GetFlag(FLAGS_unencrypted);
   options.unencrypted_metrics = absl::GetFlag(FLAGS_unencrypted_metrics);
+  options.otlp_endpoint = absl::GetFlag(FLAGS_otlp_endpoint);
+  options.unencrypted_spans = absl::GetFlag(FLAGS_unencrypted_spans);
   options.worker_id = absl::GetFlag(FLAGS_worker_id);
   options.device = absl::GetFlag(FLAGS_device);
   options.gpu_memory_fraction = absl::GetFlag(FLAGS_gpu_memory_fraction);

@@ -28,7 +28,8 @@ CallRecord::~CallRecord() {
   std::vector<std::string> endings, workers;
   Time queue = 0, prefill = 0, decode = 0;
   int64_t generated = 0;
-  for (const Choice& choice : choices_) {
+  for (size_t i = 0; i < choices_.size(); ++i) {
+    const Choice& choice = choices_[i];
     const SequenceReport& report = choice.report;
     sum.prompt_tokens = std::max(sum.prompt_tokens, report.prompt_tokens);
     sum.cached_tokens += report.cached_tokens;
@@ -42,8 +43,11 @@ CallRecord::~CallRecord() {
     if (std::find(workers.begin(), workers.end(), choice.worker_id) == workers.end()) {
       workers.push_back(choice.worker_id);
     }
+    trace_.AddChoice(i, report, choice.worker_id, endings.back(), finished_);
   }
   metrics_->OnCallEnd(code_);
+  trace_.AddUsage(sum.prompt_tokens, sum.cached_tokens, generated);
+  trace_.End(code_, arrived_, finished_);
   Log(LogLevel::kInfo, "request",
       {{"id", request_id_},
        {"status", StatusCodeName(code_)},
@@ -91,7 +95,8 @@ void CallRecord::End(Choice& choice, const SequenceOutcome& outcome, Ending endi
   metrics_->OnSequenceEnd(outcome.report, choice.generated, ending, now - arrived_);
 }
 
-void CallRecord::Refused(RequestMetrics* metrics, grpc::StatusCode code, Time arrived, Time now) {
+void CallRecord::Refused(RequestMetrics* metrics, RequestTrace trace, grpc::StatusCode code, Time arrived, Time now) {
+  trace.End(code, arrived, now);
   metrics->OnCallEnd(code);
   Log(LogLevel::kInfo, "request", {{"status", StatusCodeName(code)}, {"total_us", Between(arrived, now)}});
 }

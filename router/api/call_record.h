@@ -1,14 +1,16 @@
-// What is remembered of one Generate call: filed when it goes, as one line of the log and its share of the metrics.
-// Neither text nor token ids. Guarded by the call's lock; lives as long as the call, so that nobody knows more when it
-// is filed.
+// What is remembered of one Generate call: filed when it goes, as one line of the log, its share of the metrics and its
+// spans. Neither text nor token ids. Guarded by the call's lock; lives as long as the call, so that nobody knows more
+// when it is filed.
 #pragma once
 
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "grpcpp/support/status.h"
 #include "router/api/request_metrics.h"
+#include "router/api/request_trace.h"
 #include "router/fleet/sequence_sink.h"
 
 namespace millrace {
@@ -21,13 +23,14 @@ class CallRecord {
   CallRecord(const CallRecord&) = delete;
   CallRecord& operator=(const CallRecord&) = delete;
 
+  void SetTrace(RequestTrace trace) { trace_ = std::move(trace); }
   void OnUpdate(const SequenceUpdate& update, Time now);
   // A sequence was stopped: its text was complete, or nobody wants it any more.
   void OnCancelled(size_t choice, const SequenceOutcome& outcome, Ending ending, Time now);
   void OnFinish(grpc::StatusCode code, Time now);
 
   // A call that was refused before it had a record.
-  static void Refused(RequestMetrics* metrics, grpc::StatusCode code, Time arrived, Time now);
+  static void Refused(RequestMetrics* metrics, RequestTrace trace, grpc::StatusCode code, Time arrived, Time now);
 
  private:
   struct Choice {
@@ -46,6 +49,7 @@ class CallRecord {
   Time finished_ = 0;
   grpc::StatusCode code_ = grpc::StatusCode::UNKNOWN;
   std::vector<Choice> choices_;
+  RequestTrace trace_;
 };
 
 }  // namespace millrace

@@ -16,11 +16,12 @@ GenerateCall::GenerateCall(Fleet* fleet, CallRegistry* registry, RequestMetrics*
       record_(metrics, request_id_, arrived, choices.size()),
       choices_(std::move(choices)) {}
 
-void GenerateCall::Begin(std::vector<SequenceId> sequences) {
+void GenerateCall::Begin(std::vector<SequenceId> sequences, RequestTrace trace) {
   std::vector<size_t> useless;
   {
     absl::MutexLock lock(&mutex_);
     sequences_ = std::move(sequences);
+    record_.SetTrace(std::move(trace));
     begun_ = true;
     if (failure_.has_value()) useless = Fail(*failure_, true);
   }

@@ -29,7 +29,7 @@ class GenerateCall final : public grpc::ServerWriteReactor<grpc::ByteBuffer>, pu
                std::vector<ChoiceStream> choices, Time arrived);
 
   // The sequences of its first choices, once they are submitted; the others are complete. Output waits for this.
-  void Begin(std::vector<SequenceId> sequences);
+  void Begin(std::vector<SequenceId> sequences, RequestTrace trace);
   // Ends the call with `status`, at once.
   void Abort(const grpc::Status& status);
 

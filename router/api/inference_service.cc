@@ -27,7 +27,8 @@ std::string DrawRequestId() {
 }  // namespace
 
 absl::StatusOr<GenerateCall*> InferenceService::BeginGenerate(const grpc::CallbackServerContext& context,
-                                                              const grpc::ByteBuffer& bytes, Time arrived) {
+                                                              const grpc::ByteBuffer& bytes, Time arrived,
+                                                              RequestTrace& trace) {
   if (!bytes.Valid()) return absl::CancelledError("the call ended before its request had come");
   const absl::StatusOr<std::string> tenant = access_->TenantOf(context);
   if (!tenant.ok()) return tenant.status();
@@ -51,6 +52,8 @@ absl::StatusOr<GenerateCall*> InferenceService::BeginGenerate(const grpc::Callba
   if (!specs.ok()) return specs.status();
 
   const std::string request_id = request.request_id().empty() ? DrawRequestId() : request.request_id();
+  trace.Describe(request, request_id, model_->name());
+  for (SequenceSpec& spec : *specs) spec.traceparent = trace.ForWorkers();
   absl::StatusOr<Choices> choices = MakeChoices(request, *std::move(specs), request_id, model_->tokenizer());
   if (!choices.ok()) return choices.status();
   auto call =
@@ -62,16 +65,18 @@ absl::StatusOr<GenerateCall*> InferenceService::BeginGenerate(const grpc::Callba
     registry_->Remove(request_id);
     return sequences.status();
   }
-  call->Begin(*std::move(sequences));
+  call->Begin(*std::move(sequences), std::move(trace));
   return call.get();
 }
 
 grpc::ServerWriteReactor<grpc::ByteBuffer>* InferenceService::Generate(grpc::CallbackServerContext* context,
                                                                        const grpc::ByteBuffer* request) {
   const Time arrived = MonotonicNow();
-  const absl::StatusOr<GenerateCall*> call = BeginGenerate(*context, *request, arrived);
+  RequestTrace trace(spans_, TraceparentOf(*context));
+  const absl::StatusOr<GenerateCall*> call = BeginGenerate(*context, *request, arrived, trace);
   if (call.ok()) return *call;
-  CallRecord::Refused(metrics_, static_cast<grpc::StatusCode>(call.status().code()), arrived, MonotonicNow());
+  CallRecord::Refused(metrics_, std::move(trace), static_cast<grpc::StatusCode>(call.status().code()), arrived,
+                      MonotonicNow());
   if (const absl::optional<absl::Cord> wait = call.status().GetPayload(kRetryAfterMs)) {
     context->AddTrailingMetadata("grpc-retry-pushback-ms", std::string(*wait));  // gRPC's own clients know it
   }

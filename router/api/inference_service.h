@@ -5,6 +5,7 @@
 #include "millrace/v1/inference.grpc.pb.h"
 #include "router/api/call_registry.h"
 #include "router/api/request_metrics.h"
+#include "router/api/request_trace.h"
 #include "router/api/router_access.h"
 #include "router/api/served_model.h"
 #include "router/fleet/fleet.h"
@@ -19,8 +20,8 @@ using RawInferenceService =
 class InferenceService final : public RawInferenceService {
  public:
   InferenceService(const ServedModel* model, const RouterAccess* access, Fleet* fleet, CallRegistry* registry,
-                   RequestMetrics* metrics)
-      : model_(model), access_(access), fleet_(fleet), registry_(registry), metrics_(metrics) {}
+                   RequestMetrics* metrics, SpanExporter* spans)
+      : model_(model), access_(access), fleet_(fleet), registry_(registry), metrics_(metrics), spans_(spans) {}
 
   grpc::ServerWriteReactor<grpc::ByteBuffer>* Generate(grpc::CallbackServerContext* context,
                                                        const grpc::ByteBuffer* request) override;
@@ -34,15 +35,16 @@ class InferenceService final : public RawInferenceService {
                                        grpc::ByteBuffer* response) override;
 
  private:
-  // The running call, owned by the registry.
+  // The running call, owned by the registry; it has taken `trace`.
   absl::StatusOr<GenerateCall*> BeginGenerate(const grpc::CallbackServerContext& context, const grpc::ByteBuffer& bytes,
-                                              Time arrived);
+                                              Time arrived, RequestTrace& trace);
 
   const ServedModel* const model_;
   const RouterAccess* const access_;
   Fleet* const fleet_;
   CallRegistry* const registry_;
   RequestMetrics* const metrics_;
+  SpanExporter* const spans_;  // null: none are exported
 };
 
 }  // namespace millrace

@@ -89,14 +89,15 @@ void AddWorkerMetrics(const std::vector<WorkerStatus>& workers, const std::strin
 
 RouterMetrics::RouterMetrics(const RouterOptions& options, std::string model_name, const RouterAccess* access,
                              const Fleet* fleet, const CallRegistry* registry, const RequestMetrics* requests,
-                             const Readiness* readiness)
+                             const Readiness* readiness, const SpanExporter* spans)
     : options_(options),
       model_name_(std::move(model_name)),
       access_(access),
       fleet_(fleet),
       registry_(registry),
       requests_(requests),
-      readiness_(readiness) {}
+      readiness_(readiness),
+      spans_(spans) {}
 
 void RouterMetrics::Fill(MetricPage* page) const {
   const Labels model = {{"model_name", model_name_}};
@@ -121,6 +122,7 @@ void RouterMetrics::Fill(MetricPage* page) const {
   page->AddGauge("millrace_calls_limit", "--max_calls", static_cast<double>(options_.max_calls));
   requests_->Collect(model_name_, page);
   access_->Fill(page);
+  if (spans_ != nullptr) spans_->Fill(page);
   AddWorkerMetrics(fleet_->workers(), model_name_, page);
   page->AddGauge("millrace_ready", "1: readiness is SERVING", readiness_->ready());
   page->AddGauge("millrace_stuck", "1: work is pending and no step is made", readiness_->stuck());

@@ -13,6 +13,7 @@
 #include "router/fleet/fleet.h"
 #include "service/metric_page.h"
 #include "service/readiness.h"
+#include "service/span_exporter.h"
 
 namespace millrace {
 
@@ -22,7 +23,8 @@ void AddWorkerMetrics(const std::vector<v1::WorkerStatus>& workers, const std::s
 class RouterMetrics {
  public:
   RouterMetrics(const RouterOptions& options, std::string model_name, const RouterAccess* access, const Fleet* fleet,
-                const CallRegistry* registry, const RequestMetrics* requests, const Readiness* readiness);
+                const CallRegistry* registry, const RequestMetrics* requests, const Readiness* readiness,
+                const SpanExporter* spans);
 
   void Fill(MetricPage* page) const;
 
@@ -34,6 +36,7 @@ class RouterMetrics {
   const CallRegistry* const registry_;
   const RequestMetrics* const requests_;
   const Readiness* const readiness_;
+  const SpanExporter* const spans_;  // null: none are exported
 };
 
 }  // namespace millrace

@@ -37,6 +37,10 @@ absl::Status RouterOptions::ValidateAccess() const {
     status.Update(CheckAddress("metrics_listen", metrics_listen, false, unencrypted || unencrypted_metrics,
                                "unencrypted_metrics", 0));
   }
+  if (!otlp_endpoint.empty()) {
+    status.Update(
+        CheckAddress("otlp_endpoint", otlp_endpoint, false, unencrypted || unencrypted_spans, "unencrypted_spans", 1));
+  }
   if (!probe_listen.empty()) status.Update(CheckAddress("probe_listen", probe_listen, false, true, "", 0));
   if (!workers_tls.empty() && (workers_tls.certificate.empty() || workers_tls.key.empty() || workers_tls.ca.empty())) {
     status.Update(absl::InvalidArgumentError(

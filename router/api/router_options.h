@@ -27,8 +27,10 @@ struct RouterOptions {
   std::vector<std::string> worker_identity = {"spiffe://millrace/worker"};  // one of them is in a worker's certificate
   std::string tokens;                // file of clients' tokens; empty: they need none
   std::string admin_tokens;          // file of operators' tokens
+  std::string otlp_endpoint;         // HOST:PORT of a collector of spans, OTLP over gRPC in plaintext; empty: none
   bool unencrypted = false;          // allow plaintext connections beyond this machine
   bool unencrypted_metrics = false;  // allow that of /metrics alone
+  bool unencrypted_spans = false;    // allow that to the collector alone
   int64_t max_calls = 10'000;        // open Generate calls, 1 … 1,000,000
   int64_t max_request_bytes =
       int64_t{1} << 30;              // memory for requests being received, over all clients; at least 64 MiB

@@ -61,6 +61,7 @@ RouterServer::RouterServer(const RouterOptions& options, std::unique_ptr<ServedM
                            std::unique_ptr<RouterAccess> access, std::function<void()> on_ready)
     : model_(std::move(model)),
       access_(std::move(access)),
+      spans_(SpanExporter::Start(options.otlp_endpoint, {"millrace-router", options.router_id, MILLRACE_VERSION})),
       registry_(static_cast<size_t>(options.max_calls)),
       fleet_(ToFleetOptions(
           options, *model_,
@@ -70,10 +71,10 @@ RouterServer::RouterServer(const RouterOptions& options, std::unique_ptr<ServedM
             if (on_ready) on_ready();
           },
           *access_, [this] { readiness_.Drain(); })),
-      inference_(model_.get(), access_.get(), &fleet_, &registry_, &requests_),
+      inference_(model_.get(), access_.get(), &fleet_, &registry_, &requests_, spans_.get()),
       admin_(options.router_id, options.epoch, &fleet_, &registry_),
       readiness_(&health_, v1::InferenceService::service_full_name(), [this] { return SampleReadiness(); }),
-      metrics_(options, model_->name(), access_.get(), &fleet_, &registry_, &requests_, &readiness_) {}
+      metrics_(options, model_->name(), access_.get(), &fleet_, &registry_, &requests_, &readiness_, spans_.get()) {}
 
 RouterServer::~RouterServer() { Shutdown(std::chrono::milliseconds(0)); }
 

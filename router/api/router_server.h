@@ -18,6 +18,7 @@
 #include "service/metrics_server.h"
 #include "service/probe_server.h"
 #include "service/readiness.h"
+#include "service/span_exporter.h"
 
 namespace millrace {
 
@@ -45,6 +46,7 @@ class RouterServer {
 
   const std::unique_ptr<const ServedModel> model_;
   const std::unique_ptr<RouterAccess> access_;
+  const std::unique_ptr<SpanExporter> spans_;  // null: none are exported
   RequestMetrics requests_;
   CallRegistry registry_;
   HealthService health_;

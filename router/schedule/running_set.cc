@@ -297,6 +297,7 @@ void RunningSet::FillEdit(const RunningSlot& slot, worker::v1::Admit* admit) con
   admit->set_max_length(sequence.max_length);
   admit->mutable_stop_token_ids()->Add(sequence.stop_token_ids.begin(), sequence.stop_token_ids.end());
   admit->set_cache_salt(sequence.cache_salt);
+  admit->set_traceparent(sequence.traceparent);
   *admit->mutable_sampling() = sequence.sampling;
   if (!sequence.wants_prompt_logprobs()) admit->mutable_sampling()->clear_prompt_logprobs();
 }

@@ -50,9 +50,10 @@ struct SequenceSpec {
   int32_t min_tokens = 0;
   int32_t max_tokens = 0;  // >= 1
   std::string cache_salt;
-  std::string tenant;      // who shares fairly with whom; empty: nobody's
-  int priority = 0;        // higher goes first
-  Time deadline = kNever;  // a queued sequence never starts after it, a running one is stopped
+  std::string traceparent;  // passed on to its workers; empty: none
+  std::string tenant;       // who shares fairly with whom; empty: nobody's
+  int priority = 0;         // higher goes first
+  Time deadline = kNever;   // a queued sequence never starts after it, a running one is stopped
 };
 
 struct SequenceEvent {

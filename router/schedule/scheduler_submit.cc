@@ -74,6 +74,7 @@ std::unique_ptr<Sequence> Scheduler::State::Make(SequenceSpec spec, Time now) {
   sequence->deadline = spec.deadline;
   sequence->root = hasher.Root(spec.cache_salt);
   sequence->cache_salt = std::move(spec.cache_salt);
+  sequence->traceparent = std::move(spec.traceparent);
   sequence->limit = std::max(2.0, 2 * PrefillSeconds(last_cost, 0, sequence->length()));
   sequence->report.prompt_tokens = static_cast<int32_t>(sequence->num_prompt);
   sequence->report.generated_tokens = static_cast<int32_t>(spec.output.size());

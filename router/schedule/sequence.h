@@ -32,6 +32,7 @@ struct Sequence {
   Time pause_ends = kNever;  // set while it is paused
 
   std::string cache_salt;
+  std::string traceparent;
   PrefixHash root;                 // of the salt
   std::vector<PrefixHash> hashes;  // of the full blocks of `tokens`, extended as needed
 

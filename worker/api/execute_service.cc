@@ -14,10 +14,14 @@ constexpr absl::Duration kLastWrites = absl::Seconds(1);
 }  // namespace
 
 // Two pulses in a silence: a stream that spoke just before one is heard by the next.
-ExecuteService::ExecuteService(Engine& engine, worker::v1::Ready ready, WorkerMetrics& metrics, absl::Duration silence)
-    : engine_(engine), ready_(std::move(ready)), metrics_(metrics), pulse_period_(silence / 2), pulse_([this] {
-        RunPulse();
-      }) {}
+ExecuteService::ExecuteService(Engine& engine, worker::v1::Ready ready, WorkerMetrics& metrics, SpanExporter* spans,
+                               absl::Duration silence)
+    : engine_(engine),
+      ready_(std::move(ready)),
+      metrics_(metrics),
+      spans_(spans),
+      pulse_period_(silence / 2),
+      pulse_([this] { RunPulse(); }) {}
 
 ExecuteService::~ExecuteService() {
   {

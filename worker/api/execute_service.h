@@ -1,5 +1,6 @@
 // WorkerService: which router is obeyed. Hands each Execute call a stream and lets the one with the highest epoch have
-// the engine. Thread-safe. Outlives its server's calls; the engine and the metrics outlive it.
+// the engine. Thread-safe. Outlives its server's calls; the engine, the metrics and the exporter outlive
+// it.
 #pragma once
 
 #include <cstdint>
@@ -10,6 +11,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "millrace/worker/v1/worker.grpc.pb.h"
+#include "service/span_exporter.h"
 #include "worker/api/worker_metrics.h"
 #include "worker/engine/engine.h"
 
@@ -19,8 +21,9 @@ class ExecuteStream;
 
 class ExecuteService final : public worker::v1::WorkerService::CallbackService {
  public:
-  // `silence`: what a router is never left without a message for, even while a step takes longer.
-  ExecuteService(Engine& engine, worker::v1::Ready ready, WorkerMetrics& metrics, absl::Duration silence);
+  // `spans` may be null. `silence`: what a router is never left without a message for, even while a step takes longer.
+  ExecuteService(Engine& engine, worker::v1::Ready ready, WorkerMetrics& metrics, SpanExporter* spans,
+                 absl::Duration silence);
   ~ExecuteService() override;
 
   grpc::ServerBidiReactor<worker::v1::RouterMessage, worker::v1::WorkerMessage>* Execute(
@@ -36,6 +39,7 @@ class ExecuteService final : public worker::v1::WorkerService::CallbackService {
   Engine& engine() const { return engine_; }
   const worker::v1::Ready& ready() const { return ready_; }
   WorkerMetrics& metrics() const { return metrics_; }
+  SpanExporter* spans() const { return spans_; }
 
   // For streams. Begin: `stream` takes over with this epoch and is attached to the engine, which lets it answer Ready;
   // the one before it ends with ABORTED. ABORTED if a router of a higher epoch has ever been, FAILED_PRECONDITION if
@@ -50,6 +54,7 @@ class ExecuteService final : public worker::v1::WorkerService::CallbackService {
   Engine& engine_;
   const worker::v1::Ready ready_;
   WorkerMetrics& metrics_;
+  SpanExporter* const spans_;
 
   absl::Mutex mutex_;  // before a stream's and the engine's
   std::shared_ptr<ExecuteStream> current_ ABSL_GUARDED_BY(mutex_);

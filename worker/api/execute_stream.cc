@@ -47,6 +47,7 @@ grpc::Status ExecuteStream::OnMessage() {
     case RouterMessage::kEdit:
       if (!greeted_) return {grpc::StatusCode::INVALID_ARGUMENT, "message 0 is an edit; the first one is a hello"};
       metrics_.OnEdit(incoming_.edit());
+      spans_.OnEdit(incoming_.edit());
       return ToGrpc(service_.engine().Post(this, std::move(*incoming_.mutable_edit())));
     case RouterMessage::MESSAGE_NOT_SET:
       break;
@@ -90,6 +91,7 @@ void ExecuteStream::OnBegin(std::vector<worker::v1::CachedBlocks> cached) {
 
 void ExecuteStream::OnReport(worker::v1::StepReport report) {
   metrics_.OnReport(report);
+  spans_.OnReport(report);
   worker::v1::WorkerMessage message;
   message.mutable_report()->Swap(&report);
   Send(std::move(message));

@@ -16,6 +16,7 @@
 #include "absl/synchronization/mutex.h"
 #include "millrace/worker/v1/worker.grpc.pb.h"
 #include "worker/api/execute_service.h"
+#include "worker/api/sequence_spans.h"
 #include "worker/engine/engine.h"
 
 namespace millrace {
@@ -49,7 +50,8 @@ class ExecuteStream final : public grpc::ServerBidiReactor<worker::v1::RouterMes
   void OnDone() override;
 
  private:
-  explicit ExecuteStream(ExecuteService& service) : service_(service), metrics_(service.metrics()) {}
+  explicit ExecuteStream(ExecuteService& service)
+      : service_(service), metrics_(service.metrics()), spans_(service.spans()) {}
 
   grpc::Status OnHello(const worker::v1::Hello& hello);
   grpc::Status OnMessage();
@@ -60,7 +62,8 @@ class ExecuteStream final : public grpc::ServerBidiReactor<worker::v1::RouterMes
   bool Written() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return !writing_ && pending_.empty(); }
 
   ExecuteService& service_;
-  WorkerMetrics& metrics_;               // outlives the engine, which may report once more when the service has gone
+  WorkerMetrics& metrics_;  // outlives the engine, which may report once more when the service has gone
+  SequenceSpans spans_;
   std::shared_ptr<ExecuteStream> self_;  // the call's share of the ownership
   worker::v1::RouterMessage incoming_;   // of the reader alone: one read at a time
   bool greeted_ = false;                 // likewise

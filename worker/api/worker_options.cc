@@ -40,7 +40,8 @@ absl::Status ValidateListen(absl::string_view flag, const std::string& listen, b
       "--", flag, " is \"", listen, "\"; the limit without ",
       flag == "listen" ? "TLS or --unencrypted is a loopback address, as the stream is then neither encrypted nor "
                          "authenticated: whoever reaches the port can read prompts and command the worker"
-                       : "--unencrypted_metrics is a loopback address"));
+      : flag == "otlp_endpoint" ? "--unencrypted_spans is a loopback address"
+                                : "--unencrypted_metrics is a loopback address"));
 }
 
 absl::Status CheckDraft(const WorkerOptions& options) {
@@ -83,6 +84,9 @@ absl::Status WorkerOptions::ValidateAccess() const {
   absl::Status status = ValidateListen("listen", listen, unencrypted || !tls.empty());
   if (!metrics_listen.empty()) {
     status.Update(ValidateListen("metrics_listen", metrics_listen, unencrypted || unencrypted_metrics));
+  }
+  if (!otlp_endpoint.empty()) {
+    status.Update(ValidateListen("otlp_endpoint", otlp_endpoint, unencrypted || unencrypted_spans));
   }
   if (!probe_listen.empty()) status.Update(ValidateListen("probe_listen", probe_listen, true));
   if (!tls.empty() && (tls.certificate.empty() || tls.key.empty() || tls.ca.empty())) {

@@ -26,6 +26,8 @@ struct WorkerOptions {
   // Anyone who reaches the port can then read every prompt and output, and command this worker.
   bool unencrypted = false;
   bool unencrypted_metrics = false;  // that of /metrics alone
+  std::string otlp_endpoint;         // HOST:PORT of a collector of spans, OTLP over gRPC in plaintext; empty: none
+  bool unencrypted_spans = false;    // allow one beyond this machine
   std::string worker_id;             // at most 128 bytes, e.g. the pod's name; empty: the instance id
   std::string device = "cpu";        // cpu, cuda or cuda:N, the N-th GPU
   int threads = 0;                   // compute threads on the CPU, 1 … 1,024; 0: one per core

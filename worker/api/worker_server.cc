@@ -54,12 +54,14 @@ worker::v1::Ready DescribeWorker(const WorkerOptions& options, const ModelConfig
 }  // namespace
 
 WorkerServer::WorkerServer(std::unique_ptr<Engine> engine, worker::v1::Ready ready,
-                           std::unique_ptr<WorkerAccess> access, absl::Duration silence)
+                           std::unique_ptr<WorkerAccess> access, const WorkerAddresses& addresses,
+                           absl::Duration silence)
     : access_(std::move(access)),
       ready_(std::move(ready)),
+      spans_(SpanExporter::Start(addresses.otlp_endpoint, {"millrace-worker", ready_.worker_id(), MILLRACE_VERSION})),
       metrics_(engine->options()),
       engine_(std::move(engine)),
-      service_(*engine_, ready_, metrics_, silence),
+      service_(*engine_, ready_, metrics_, spans_.get(), silence),
       readiness_(&health_, worker::v1::WorkerService::service_full_name(),
                  [this] { return Readiness::Sample{.ready = true, .progress = metrics_.SampleProgress(*engine_)}; }) {}
 
@@ -109,7 +111,7 @@ absl::StatusOr<std::unique_ptr<WorkerServer>> WorkerServer::Start(const WorkerOp
   worker::v1::Ready ready =
       DescribeWorker(options, config, *fingerprint, engine, MeasureDrafters(**runner, engine.limits));
   return Serve(std::make_unique<Engine>(*std::move(runner), engine), std::move(ready), *std::move(access),
-               {options.listen, options.metrics_listen, options.probe_listen});
+               {options.listen, options.metrics_listen, options.probe_listen, options.otlp_endpoint});
 }
 
 absl::StatusOr<std::unique_ptr<WorkerServer>> WorkerServer::Serve(std::unique_ptr<Engine> engine,
@@ -118,7 +120,7 @@ absl::StatusOr<std::unique_ptr<WorkerServer>> WorkerServer::Serve(std::unique_pt
                                                                   const WorkerAddresses& addresses,
                                                                   absl::Duration silence) {
   std::unique_ptr<WorkerServer> worker(
-      new WorkerServer(std::move(engine), std::move(ready), std::move(access), silence));
+      new WorkerServer(std::move(engine), std::move(ready), std::move(access), addresses, silence));
   if (absl::Status status = worker->Listen(addresses); !status.ok()) return status;
   return worker;
 }
@@ -144,6 +146,7 @@ absl::Status WorkerServer::Listen(const WorkerAddresses& addresses) {
     auto metrics = MetricsServer::Start(addresses.metrics_listen, [this](MetricPage* page) {
       metrics_.Fill(ready_, *engine_, readiness_, page);
       access_->Fill(page);
+      if (spans_ != nullptr) spans_->Fill(page);
     });
     if (!metrics.ok()) return metrics.status();
     metrics_server_ = *std::move(metrics);

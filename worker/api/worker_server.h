@@ -13,6 +13,7 @@
 #include "service/metrics_server.h"
 #include "service/probe_server.h"
 #include "service/readiness.h"
+#include "service/span_exporter.h"
 #include "worker/api/execute_service.h"
 #include "worker/api/worker_access.h"
 #include "worker/api/worker_metrics.h"
@@ -26,6 +27,7 @@ struct WorkerAddresses {
   std::string listen;
   std::string metrics_listen;  // empty: without /metrics
   std::string probe_listen;    // empty: without health in plaintext
+  std::string otlp_endpoint;   // of a collector of spans; empty: none
 };
 
 class WorkerServer {
@@ -56,13 +58,14 @@ class WorkerServer {
 
  private:
   WorkerServer(std::unique_ptr<Engine> engine, worker::v1::Ready ready, std::unique_ptr<WorkerAccess> access,
-               absl::Duration silence);
+               const WorkerAddresses& addresses, absl::Duration silence);
 
   absl::Status Listen(const WorkerAddresses& addresses);
 
   const std::unique_ptr<WorkerAccess> access_;
   const worker::v1::Ready ready_;
-  WorkerMetrics metrics_;  // the engine's thread writes to it
+  const std::unique_ptr<SpanExporter> spans_;  // null: none are exported
+  WorkerMetrics metrics_;                      // the engine's thread writes to both
   std::unique_ptr<Engine> engine_;
   HealthService health_;
   ExecuteService service_;

@@ -18,6 +18,7 @@ using worker::v1::Sampling;
 
 constexpr int kMaxLogProbs = 20;
 constexpr int kMaxSaltBytes = 128;
+constexpr int kMaxTraceparentBytes = 64;
 
 absl::Status Range(absl::string_view field, int64_t value, int64_t min, int64_t max) {
   if (value >= min && value <= max) return absl::OkStatus();
@@ -122,6 +123,11 @@ absl::Status ValidateAdmit(const Admit& admit, const EngineLimits& limits) {
   if (auto s = Range("stop_token_ids: their number", admit.stop_token_ids_size(), 0, kMaxStopTokens); !s.ok()) return s;
   if (auto s = RangeOfAll("stop_token_ids", admit.stop_token_ids(), limits.vocab_size); !s.ok()) return s;
   if (auto s = Range("cache_salt: its bytes", static_cast<int64_t>(admit.cache_salt().size()), 0, kMaxSaltBytes);
+      !s.ok()) {
+    return s;
+  }
+  if (auto s =
+          Range("traceparent: its bytes", static_cast<int64_t>(admit.traceparent().size()), 0, kMaxTraceparentBytes);
       !s.ok()) {
     return s;
   }
