@@ -130,6 +130,8 @@ class Chart(unittest.TestCase):
             "tls.workers.existingSecret=X_",
             "tls.workerIdentity=",
             "router.flags.unencrypted=true",
+            "router.flags.otlp_endpoint=x:1",
+            "tracing.endpoint=http://otel",
             "worker.flags.tls_key=x",
             "worker.autoscaling.enabled=true",
         ):
@@ -208,6 +210,24 @@ class Chart(unittest.TestCase):
                     monitor["spec"]["endpoints"][0]["port"], [port["name"] for port in found[0]["spec"]["ports"]]
                 )
                 self.assertEqual(monitor["spec"]["namespaceSelector"], {"matchNames": [NAMESPACE]})
+
+    def test_spans_go_to_the_collector_that_is_named_and_nowhere_else(self):
+        def egress(*options):
+            for found in of_kind(render(BY_NAME["secured"], *options), "NetworkPolicy"):
+                component = found["spec"]["podSelector"]["matchLabels"].get("app.kubernetes.io/component")
+                yield component, [port["port"] for rule in found["spec"].get("egress") or [] for port in rule["ports"]]
+
+        self.assertEqual(dict(egress())["worker"], [])
+        named = ("--set", "tracing.endpoint=otel.monitoring:4317")
+        self.assertEqual(dict(egress(*named))["worker"], [4317, 53, 53])
+        self.assertIn(4317, dict(egress(*named))["router"])
+        for component in ("router", "worker"):
+            with_it = pod_of(render(BY_NAME["secured"], *named), component)[1]["containers"][0]["args"]
+            without = pod_of(render(BY_NAME["secured"]), component)[1]["containers"][0]["args"]
+            self.assertEqual(
+                [one for one in with_it if one not in without],
+                ["--otlp_endpoint=otel.monitoring:4317", "--unencrypted_spans"],
+            )
 
     def test_probes_from_elsewhere_than_the_node_are_let_in_only_when_asked_for(self):
         def open_ports(*options):
