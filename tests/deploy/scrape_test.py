@@ -5,6 +5,7 @@
 import pathlib
 import signal
 import sys
+import tempfile
 import threading
 import time
 import unittest
@@ -115,6 +116,24 @@ class Faults(unittest.TestCase):
             with grpc.insecure_channel(fleet.address) as channel:
                 admin_pb2_grpc.AdminServiceStub(channel).DrainWorker(admin_pb2.DrainWorkerRequest(worker_id="w-0"))
             self.expect(fleet, "MillraceDrainOverTime")
+
+    def test_a_certificate_that_ends_soon_and_its_renewal(self):
+        sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "cluster"))
+        from authority import Authority
+
+        with tempfile.TemporaryDirectory() as folder:
+            ca = Authority(folder)
+            files = ca.issue("serving", hosts=["localhost"], days=7.1)
+            flags = (f"--tls_certificate={files.certificate}", f"--tls_key={files.key}")
+            with WatchedFleet(workers=1, router_flags=flags) as fleet:
+                fleet.wait_until_scraped()
+                name = "millrace_certificate_expiry_timestamp_seconds"
+                fleet.wait_for("its end in a scrape", lambda: fleet.value(f"{name} - time()") > 7 * 86400)
+                self.assertEqual(fleet.firing(), set())
+                ca.issue("serving", hosts=["localhost"], days=6.9)
+                self.expect(fleet, "MillraceCertificateExpires")
+                ca.issue("serving", hosts=["localhost"], days=30)
+                fleet.wait_for("quiet after a renewal", lambda: not fleet.firing())
 
     def test_too_much_work(self):
         flags = ("--max_queued_sequences=20", "--max_calls=24")
