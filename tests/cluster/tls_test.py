@@ -391,6 +391,20 @@ class Rotation(unittest.TestCase):
         self.assertIn("line 1: the token has 5 bytes", self.router.wait_for("tokens_unusable"))
         self.assertEqual(code(new), grpc.StatusCode.OK)
 
+    def test_a_certificate_and_its_key_may_come_one_after_the_other(self):
+        for turn, (first, second) in enumerate((("certificate", "key"), ("key", "certificate")), 1):
+            known, fresh = self.shown(self.router.address), self.ca.issue(f"fresh-{first}", hosts=["localhost"])
+            expected = serial_of(fresh.certificate.read_bytes())
+            os.replace(getattr(fresh, first), getattr(self.serving, first))
+            self.router.wait_for("certificate_unusable of=serving .*the private key is not", turn)
+            time.sleep(2.5)  # gRPC looks by itself, and would have found half a pair
+            self.assertEqual(self.shown(self.router.address), known)
+            os.replace(getattr(fresh, second), getattr(self.serving, second))
+            self.router.wait_for(r" certificate of=serving", turn + 1)
+            deadline = time.monotonic() + TIMEOUT_S
+            while self.shown(self.router.address) != expected:
+                self.assertLess(time.monotonic(), deadline, "the new pair is not shown")
+
     def test_a_bad_certificate_is_said_and_changes_nothing(self):
         name = 'millrace_certificate_expiry_timestamp_seconds{certificate="serving"}'
         expiry = self.router.metric(name)[name]
