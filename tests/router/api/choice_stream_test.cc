@@ -17,9 +17,9 @@ class ChoiceStreamTest : public testing::Test {
 
   std::vector<int32_t> Ids(const std::string& text) { return *model_->tokenizer().Encode(text, {}); }
   ChoiceStream Make(const v1::SamplingParams& params) { return {0, params, 7, "id", model_->tokenizer()}; }
-  static SequenceEvent Event(std::vector<int32_t> ids) {
+  static SequenceEvent Event(const std::vector<int32_t>& ids) {
     SequenceEvent event;
-    event.token_ids = std::move(ids);
+    event.token_ids.assign(ids.begin(), ids.end());
     return event;
   }
 
