@@ -54,7 +54,7 @@ class Bench {
     Sums plain, drafting;
     for (int round = 0; round < 3; ++round) {
       Sums of_round[2];
-      for (size_t i = 0; i < prompts.size(); ++i) {
+      for (size_t i = 0; i < prompts.size(); i += static_cast<size_t>(batch)) {
         std::vector<std::vector<SequenceSpec>> groups;
         for (int b = 0; b < batch; ++b)
           groups.push_back({Spec(prompts[(i + static_cast<size_t>(b)) % prompts.size()], b)});
