@@ -24,7 +24,7 @@ RULES = [
     ("cli", {"cli", "service", "router/text"}, {ABSEIL, PROTOBUF, GRPC, JSON}),
 ]
 LIBRARIES = [
-    (GRPC, r"grpc|grpcpp/|.*\.grpc\.pb\.h"), (PROTOBUF, r"google/protobuf/|.*\.pb\.h"), (ABSEIL, r"absl/"), (JSON, r"nlohmann/"),
+    (GRPC, r"grpc|grpcpp/|opentelemetry/|.*\.grpc\.pb\.h"), (PROTOBUF, r"google/protobuf/|.*\.pb\.h"), (ABSEIL, r"absl/"), (JSON, r"nlohmann/"),
     (PCRE, r"pcre2\.h|utf8proc\.h"), (CUDA, r"cuda|cublas|nccl"), (PROMETHEUS, r"prometheus/"), (OPENSSL, r"openssl/"),
 ]
 OURS = ("kernels/", "service/", "worker/", "router/", "cli/")
