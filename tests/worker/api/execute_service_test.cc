@@ -128,9 +128,10 @@ class ExecuteServiceTest : public ::testing::Test {
     auto model = std::make_unique<FakeModel>(limits);
     model_ = model.get();
     auto engine = std::make_unique<Engine>(std::move(model), options);
-    auto worker = WorkerServer::Serve(std::move(engine), ready, *WorkerAccess::Open({}, {}),
-                                      {.listen = "127.0.0.1:0", .metrics_listen = "127.0.0.1:0", .probe_listen = ""},
-                                      absl::Milliseconds(20));
+    auto worker = WorkerServer::Serve(
+        std::move(engine), ready, *WorkerAccess::Open({}, {}),
+        {.listen = "127.0.0.1:0", .metrics_listen = "127.0.0.1:0", .probe_listen = "", .otlp_endpoint = ""},
+        absl::Milliseconds(20));
     ASSERT_TRUE(worker.ok()) << worker.status();
     worker_ = *std::move(worker);
   }
