@@ -9,6 +9,7 @@
 #include "router/api/generate_call.h"
 #include "router/api/validate.h"
 #include "router/fleet/clock.h"
+#include "router/fleet/liveness.h"
 #include "service/log.h"
 #include "service/server_limits.h"
 
@@ -123,6 +124,9 @@ Readiness::Sample RouterServer::SampleReadiness() const {
     sample.progress.steps += worker.steps();
     sample.progress.usual_step_us = std::max<int64_t>(sample.progress.usual_step_us, worker.last_step_us());
   }
+  // A worker that only prefills may do so in one step; as patient with it as Liveness is.
+  const double prefill_us = std::min(fleet_.longest_prefill() * 1e6, 1.0 * Liveness::kMostProgressLimit);
+  sample.progress.longest_step_us = static_cast<int64_t>(prefill_us * Liveness::kPrefillsOfPatience / 2);
   return sample;
 }
 

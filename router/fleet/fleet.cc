@@ -199,4 +199,13 @@ uint32_t Fleet::num_ready_workers() const {
   return static_cast<uint32_t>(member_of_.size());
 }
 
+double Fleet::longest_prefill() const {
+  absl::MutexLock lock(&mutex_);
+  double longest = 0;
+  for (const auto& [id, member] : members_) {
+    if (member.worker.has_value()) longest = std::max(longest, scheduler_.WorkLeft(*member.worker).value_or(0));
+  }
+  return longest;
+}
+
 }  // namespace millrace

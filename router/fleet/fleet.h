@@ -68,6 +68,7 @@ class Fleet final : private WorkerSession::Listener {
   int64_t max_sequence_tokens()
       const;  // what the context and the largest pool allow; of the last workers when there are none
   uint32_t num_ready_workers() const;
+  double longest_prefill() const;  // predicted seconds of what lies at the worker that has most
 
  private:
   // An address, given or found. Connecting, waiting for Ready, ready, or between two connections.

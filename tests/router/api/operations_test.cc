@@ -243,6 +243,26 @@ TEST_F(OperationsTest, IsNotReadyWhileItsWorkersMakeNoStep) {
   EXPECT_TRUE(reader->Finish().ok());
 }
 
+TEST_F(OperationsTest, WaitsForAPrefillThatTakesLongByTheWorkersOwnWord) {
+  FakeWorker worker("w");
+  worker.ready().mutable_step_cost()->set_prefill_token_us(200'000);  // a prompt of 5
+  worker.SetSteps(0);
+  Start({&worker});
+  AwaitReady();
+  HealthClient health = Health();
+  const auto watch = health.StartWatch(kReadiness);
+  EXPECT_EQ(watch->Next(), HealthCheckResponse::SERVING);
+  grpc::ClientContext context;
+  const absl::Time begin = absl::Now();
+  const auto reader = stub_->Generate(&context, Request(1));
+  EXPECT_EQ(watch->Next(), HealthCheckResponse::NOT_SERVING);
+  EXPECT_GE(absl::Now() - begin, absl::Seconds(2.9)) << "1 s is predicted, so 3 s are in order";
+  context.TryCancel();
+  v1::GenerateResponse message;
+  while (reader->Read(&message)) {
+  }
+}
+
 std::vector<v1::WorkerStatus> ManyWorkers(int count) {
   std::vector<v1::WorkerStatus> workers(static_cast<size_t>(count));
   for (int i = 0; i < count; ++i) {
